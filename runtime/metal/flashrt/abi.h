@@ -143,11 +143,15 @@ struct DeltaParams {
   Strides3 d_o;  ///< In1
 };
 
-/// bwd_reduce: Out[i] = T(sum over s of In0[s * n + i]), in ascending s.
+/// bwd_reduce: Out[b,h,l,d] = T(sum over s of In0[s * n + i]), in ascending s, where i = ((b * H + h) * L + l) * D + d.
 struct ReduceParams {
-  int64_t n;
+  int64_t n;      ///< elements in all: B * H * L * D
+  int64_t first;  ///< added to the element index: a launch may cover part of the elements
+  int32_t H;
+  int32_t L;
+  int32_t D;
   int32_t n_splits;
-  int32_t pad;
+  Strides3 out;
 };
 
 /// fwd_merge: joins the key splits of one row by their LSE. In0 O partials, In1 LSE partials, Out O, In2 (written) LSE.
@@ -197,7 +201,7 @@ struct RowBoundsParams {
 static_assert(sizeof(Strides3) == 24 && sizeof(Strides4) == 32, "strides have no padding");
 static_assert(sizeof(AttnParams) == 80 + 8 * 24 + 2 * 32 + 7 * 8, "AttnParams has no hidden padding");
 static_assert(sizeof(DeltaParams) == 80, "DeltaParams has no hidden padding");
-static_assert(sizeof(ReduceParams) == 16, "ReduceParams has no hidden padding");
+static_assert(sizeof(ReduceParams) == 56, "ReduceParams has no hidden padding");
 static_assert(sizeof(MergeParams) == 56, "MergeParams has no hidden padding");
 static_assert(sizeof(PackParams) == 64, "PackParams has no hidden padding");
 static_assert(sizeof(TileMapParams) == 96, "TileMapParams has no hidden padding");
