@@ -1,0 +1,1 @@
+"""Turns the specs in specs/ into the Metal kernels in generated/."""

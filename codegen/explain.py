@@ -1,0 +1,98 @@
+"""Tables for people and tools about kernels: `--list`, `--list --json` and `--explain`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+from codegen.model import KernelSpec
+from codegen.resources import LIVE_WARNING, MIN_THREADS_PER_CORE, Resources
+
+Kernel = tuple[KernelSpec, Resources]
+
+
+def names(kernels: Iterable[Kernel]) -> str:
+    """Return the kernel names, one a line."""
+    return "".join(f"{spec.name}\n" for spec, _ in kernels)
+
+
+def as_json(kernels: Iterable[Kernel]) -> str:
+    """Return the registry's columns as a JSON list."""
+    rows = [
+        {
+            "name": spec.name,
+            "kind": str(spec.kind),
+            "dtype": str(spec.dtype),
+            "d": spec.D,
+            "dv": spec.Dv,
+            "bq": spec.BQ,
+            "bk": spec.BK,
+            "wm": spec.WM,
+            "wn": spec.WN,
+            "split": str(spec.split),
+            "rank": spec.rank,
+            "threads": spec.threads,
+            "threadgroup_bytes": res.threadgroup_bytes,
+            "live_bytes": res.live_bytes,
+            "spec": spec.spec_path,
+            "template": spec.template,
+        }
+        for spec, res in kernels
+    ]
+    return json.dumps(rows, indent=1) + "\n"
+
+
+def warnings(spec: KernelSpec, res: Resources) -> list[str]:
+    """Return what is legal but should be looked at."""
+    found = []
+    if res.live_bytes > LIVE_WARNING:
+        found.append(f"{res.live_bytes} B live per lane, above {LIVE_WARNING}")
+    resident = res.threadgroups_per_core * spec.threads
+    if resident < MIN_THREADS_PER_CORE:
+        found.append(f"{resident} threads per core, below {MIN_THREADS_PER_CORE}")
+    return found
+
+
+_HEADER = (
+    "kernel",
+    "threads",
+    "staged",
+    "threadgroup B",
+    "live B/lane",
+    "TG/core",
+    "MMA/step",
+    "loads/step",
+    "device B/step",
+    "barriers/step",
+)
+
+
+def table(kernels: Iterable[Kernel]) -> str:
+    """Return a line per tiled kernel; per step counts are a row group's, bytes a threadgroup's."""
+    rows: list[Sequence[str]] = [_HEADER]
+    notes: list[str] = [""]
+    for spec, res in kernels:
+        if not spec.kind.tiled:
+            continue
+        figures = (
+            spec.threads,
+            res.stage,
+            res.threadgroup_bytes,
+            res.live_bytes,
+            res.threadgroups_per_core,
+            res.mma,
+            res.loads,
+            res.device_bytes,
+            res.barriers,
+        )
+        rows.append([spec.name, *(f"{f:,}" if isinstance(f, int) else f for f in figures)])
+        notes.append("; ".join(warnings(spec, res)))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
+    lines = []
+    for row, note in zip(rows, notes, strict=True):
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        if note:
+            cells.append(f"warning: {note}")
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines) + "\n"
