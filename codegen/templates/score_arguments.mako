@@ -1,0 +1,10 @@
+    device const uint8_t* mask [[buffer(kBufMask), function_constant(has_mask)]],
+    device const uint8_t* tile_map [[buffer(kBufTileMap), function_constant(has_block_mask)]],
+    device const int32_t* q_segments [[buffer(kBufQSegments), function_constant(has_segments)]],
+    device const int32_t* k_segments [[buffer(kBufKSegments), function_constant(has_segments)]],
+    device const int4* q_bounds [[buffer(kBufQBounds), function_constant(has_segments)]],
+    device const int4* k_bounds [[buffer(kBufKBounds), function_constant(has_segments)]],
+    device const int32_t* row_diagonals [[buffer(kBufRowDiagonals), function_constant(has_row_diagonals)]],
+    device const float* alibi [[buffer(kBufAlibi), function_constant(has_alibi)]],
+    uint3 threadgroup_pos [[threadgroup_position_in_grid]], ushort simd [[simdgroup_index_in_threadgroup]],
+    ushort lane [[thread_index_in_simdgroup]]) {
