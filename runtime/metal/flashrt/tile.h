@@ -21,6 +21,14 @@ METAL_FUNC LanePos lane_pos(ushort lane) {
   return at;
 }
 
+template <typename T>
+METAL_FUNC metal::vec<T, 2> pair(T first, T second) {
+  metal::vec<T, 2> both;
+  both[0] = first;
+  both[1] = second;
+  return both;
+}
+
 /// TR x TC fragments; fragment (i, j) is frag[i * TC + j].
 template <int TR, int TC>
 struct Tile {
@@ -31,7 +39,7 @@ template <int TR, int TC>
 METAL_FUNC void clear(thread Tile<TR, TC>& tile) {
   FLASHRT_UNROLL
   for (short f = 0; f < TR * TC; ++f) {
-    tile.frag[f] = metal::vec<float, 2>(0.0f, 0.0f);
+    tile.frag[f] = pair(0.0f, 0.0f);
   }
 }
 
@@ -70,12 +78,12 @@ METAL_FUNC void mma_abt(thread Tile<TR, TC>& scores, thread const RowPtr* rows, 
     metal::vec<T, 2> a[TR];
     FLASHRT_UNROLL
     for (short i = 0; i < TR; ++i) {
-      a[i] = metal::vec<T, 2>(rows[i][d], rows[i][d + 1]);
+      a[i] = pair<T>(rows[i][d], rows[i][d + 1]);
     }
     FLASHRT_UNROLL
     for (short j = 0; j < TC; ++j) {
       threadgroup const T* column = x + (j * kFrag + at.col) * LD + d + at.row;  // X^T: read transposed
-      const metal::vec<T, 2> b = metal::vec<T, 2>(column[0], column[LD]);
+      const metal::vec<T, 2> b = pair<T>(column[0], column[LD]);
       FLASHRT_UNROLL
       for (short i = 0; i < TR; ++i) {
         mma(scores.frag[i * TC + j], a[i], b);
@@ -94,7 +102,7 @@ METAL_FUNC void mma_ab(thread Tile<TR, TD>& acc, thread const Tile<TR, TC>& p, t
     FLASHRT_UNROLL
     for (short j = 0; j < TC; ++j) {
       threadgroup const T* row = x + (j * kFrag + at.row) * LD + d * kFrag + at.col;
-      const metal::vec<T, 2> b = metal::vec<T, 2>(row[0], row[1]);
+      const metal::vec<T, 2> b = pair<T>(row[0], row[1]);
       FLASHRT_UNROLL
       for (short i = 0; i < TR; ++i) {
         mma(acc.frag[i * TD + d], p.frag[i * TC + j], b);
