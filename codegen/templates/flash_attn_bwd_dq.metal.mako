@@ -17,6 +17,7 @@ void ${cfg.name}(
     device const T* dO [[buffer(kBufDO)]], device const float* lse [[buffer(kBufLse)]],
     device const float* delta [[buffer(kBufDelta)]], device T* dQ [[buffer(kBufDQ)]],
     constant AttnParams& p [[buffer(kBufParams)]],
+    device float* d_mask [[buffer(kBufDMask), function_constant(has_dmask)]],
 <%include file="score_arguments.mako"/>\
 % if res.owner_staged:
   threadgroup T Qs[BQ * LDK];
@@ -90,21 +91,22 @@ void ${cfg.name}(
     if (p.q_sign != 1.0f) {
       multiply(S, p.q_sign);
     }
+    Tile<TR, TK> slopes;  // of the softcap
     if (has_softcap) {
-      Tile<TR, TK> slopes;
       softcap_slopes(slopes, S, p);
+    }
+    float scale_log2 = p.scale_log2;
+    if (tile == kTileEdge) {
       apply_terms<BQ, BK, false>(S, terms, p, row0, k0, at);
-      probabilities(S, row_lse, 1.0f);
-      score_gradients(dS, S, row_delta);
+      scale_log2 = 1.0f;  // S holds logits now
+    }
+    probabilities(S, row_lse, scale_log2);  // P = exp2(S - LSE)
+    score_gradients(dS, S, row_delta);      // dS = P * (dP - delta)
+    if (has_dmask) {
+      add_mask_gradient(d_mask + (b * p.d_mask.b + h * p.d_mask.h), dS, p, row0, k0, at);
+    }
+    if (has_softcap) {
       multiply_tiles(dS, slopes);
-    } else {
-      float scale_log2 = p.scale_log2;
-      if (tile == kTileEdge) {
-        apply_terms<BQ, BK, false>(S, terms, p, row0, k0, at);
-        scale_log2 = 1.0f;  // S holds logits now
-      }
-      probabilities(S, row_lse, scale_log2);  // P = exp2(S - LSE)
-      score_gradients(dS, S, row_delta);      // dS = P * (dP - delta)
     }
     mma_ab<T, D, LDK>(acc, dS, Ks, at);  // dQ += dS K
     threadgroup_barrier(mem_flags::mem_threadgroup);  // all simdgroups are done with K

@@ -39,6 +39,7 @@ enum BufferIndex : int32_t {
   kBufLsePartial = 21,  ///< f32 (splits,B,H,qL), log2 domain
   kBufDKPartial = 22,   ///< f32 (splits,B,Hk,kL,D)
   kBufDVPartial = 23,   ///< f32 (splits,B,Hk,kL,Dv)
+  kBufDMask = 24,       ///< f32, zero-filled: bwd_dq adds the gradient of an additive mask
 };
 
 /// Argument slots of the small helper kernels; each documents its own use.
@@ -65,7 +66,8 @@ enum HelperBufferIndex : int32_t {
   X(308, mask_is_bool)      /* with has_mask: bytes, zero hides */             \
   X(309, mask_is_f32)       /* with has_mask: f32; neither: the kernel's T */  \
   X(310, has_row_diagonals) /* kBufRowDiagonals replaces row + q_off */        \
-  X(311, has_splits)        /* f32 partials are written, grid.y is the split */
+  X(311, has_splits)        /* f32 partials are written, grid.y is the split */ \
+  X(312, has_dmask)         /* bwd_dq: kBufDMask is added to */
 
 /// Side of the square score tiles that tile maps and bounds describe.
 enum MapTile : int32_t { kMapTile = 32 };
@@ -121,6 +123,7 @@ struct AttnParams {
   Strides3 d_v;
   Strides4 mask;
   Strides4 tile_map;         ///< q and k strides count 32x32 tiles
+  Strides4 d_mask;           ///< b or h 0: the mask is shared, and a launch covers one batch or head at a time
   int64_t alibi_b;           ///< slope of (b,h) at b*alibi_b + h*alibi_h
   int64_t alibi_h;
   int64_t q_segments_b;      ///< id of (b,row) at b*q_segments_b + row
@@ -199,7 +202,7 @@ struct RowBoundsParams {
 };
 
 static_assert(sizeof(Strides3) == 24 && sizeof(Strides4) == 32, "strides have no padding");
-static_assert(sizeof(AttnParams) == 80 + 8 * 24 + 2 * 32 + 7 * 8, "AttnParams has no hidden padding");
+static_assert(sizeof(AttnParams) == 80 + 8 * 24 + 3 * 32 + 7 * 8, "AttnParams has no hidden padding");
 static_assert(sizeof(DeltaParams) == 80, "DeltaParams has no hidden padding");
 static_assert(sizeof(ReduceParams) == 56, "ReduceParams has no hidden padding");
 static_assert(sizeof(MergeParams) == 56, "MergeParams has no hidden padding");

@@ -95,6 +95,26 @@ METAL_FUNC void score_gradients_t(thread Tile<TR, TC>& d_p, thread const Tile<TR
   }
 }
 
+/// d_mask += dS inside the score matrix; rows are queries. Launches that share an element run one after the other.
+template <int TR, int TC>
+METAL_FUNC void add_mask_gradient(device float* d_mask, thread const Tile<TR, TC>& d_s, constant AttnParams& p, int row0,
+                                  int col0, LanePos at) {
+  FLASHRT_UNROLL
+  for (short i = 0; i < TR; ++i) {
+    const int q = row0 + i * kFrag + at.row;
+    FLASHRT_UNROLL
+    for (short j = 0; j < TC; ++j) {
+      FLASHRT_UNROLL
+      for (short e = 0; e < 2; ++e) {
+        const int k = col0 + j * kFrag + at.col + e;
+        if (q < p.qL && k < p.kL) {
+          d_mask[q * p.d_mask.q + k * p.d_mask.k] += d_s.frag[i * TC + j][e];
+        }
+      }
+    }
+  }
+}
+
 template <int TR, int TC>
 METAL_FUNC void multiply_tiles(thread Tile<TR, TC>& tile, thread const Tile<TR, TC>& factor) {
   FLASHRT_UNROLL
