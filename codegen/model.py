@@ -97,8 +97,7 @@ class KernelKind(Enum):
 
 TILED_KINDS = tuple(kind for kind in KernelKind if kind.tiled)
 
-# The template of every (kind, split) there is; a pair that is missing here is not legal in a spec,
-# and a helper that is missing here is not generated.
+# The template of every legal (kind, split).
 TEMPLATES = {
     (KernelKind.FWD, Split.NONE): "flash_attn_fwd.metal.mako",
     (KernelKind.FWD, Split.SPLIT_D): "flash_attn_fwd_split_d.metal.mako",
@@ -106,6 +105,12 @@ TEMPLATES = {
     (KernelKind.BWD_DKV, Split.NONE): "flash_attn_bwd_dkv.metal.mako",
     (KernelKind.BWD_DKV, Split.ROLE): "flash_attn_bwd_dkv_role.metal.mako",
     (KernelKind.BWD_DKV, Split.ROLE_SPLIT_D): "flash_attn_bwd_dkv_role.metal.mako",
+    (KernelKind.BWD_DELTA, Split.NONE): "flash_attn_bwd_delta.metal.mako",
+    (KernelKind.BWD_REDUCE, Split.NONE): "flash_attn_bwd_reduce.metal.mako",
+    (KernelKind.FWD_MERGE, Split.NONE): "flash_attn_fwd_merge.metal.mako",
+    (KernelKind.PACK, Split.NONE): "flash_attn_pack.metal.mako",
+    (KernelKind.TILE_MAP, Split.NONE): "flash_attn_tile_map.metal.mako",
+    (KernelKind.ROW_BOUNDS, Split.NONE): "flash_attn_row_bounds.metal.mako",
 }
 
 

@@ -14,8 +14,9 @@ constant constexpr int TR = R / kFrag, TQ = BQ / kFrag;
 constant constexpr int TD = (D > Dv ? D : Dv) / W / kFrag;
 
 // One threadgroup owns BK keys of one key head and walks over the queries that see them, through every query head of
-// the group. Scores stand transposed: rows are keys, columns queries. Two roles share a row group: the V role makes S, P
-// and dV, the K role dP, dS and dK, so each holds one accumulator; P crosses once, through a slot of threadgroup memory.
+// the group. Scores stand transposed: rows are keys, columns queries. Two roles share a row group: the V role makes S,
+// P and dV, the K role dP, dS and dK, so each holds one accumulator; P crosses once, through a slot of threadgroup
+// memory.
 % if cfg.W > 1:
 // Each role is W simdgroups, one part of D and Dv each, which add their partial scores through threadgroup memory.
 % endif
