@@ -12,7 +12,8 @@ void ${cfg.name}(
     uint3 threadgroup_pos [[threadgroup_position_in_grid]], ushort lane [[thread_index_in_simdgroup]]) {
   const int t = int(threadgroup_pos.x), b = int(threadgroup_pos.y);
   const int row = metal::min(t * kMapTile + int(lane), p.L - 1);
-  int4 record = int4(0, 0, 0, 0);
+  int4 record;
+  record.x = record.y = record.z = record.w = 0;
   if (p.has_segments != 0) {
     const int id = segments[b * p.segments_b + row];
     record.x = simd_min(id);
