@@ -140,6 +140,8 @@ Operation operation_from(const py::dict& dict, const LastStrides& last) {
   fields.take("d_q", operation.d_q);
   fields.take("d_k", operation.d_k);
   fields.take("d_v", operation.d_v);
+  fields.take("d_mask", operation.d_mask);
+  fields.take_strides("d_mask_strides", operation.d_mask_strides);
   fields.take("fwd_kernel", operation.fwd_kernel);
   fields.take("dq_kernel", operation.dq_kernel);
   fields.take("dkv_kernel", operation.dkv_kernel);

@@ -52,7 +52,7 @@ Device device_of(std::string_view architecture) {
 }
 
 int64_t threadgroups_per_core(const KernelInfo& kernel) {
-  const int64_t granules = kRegisterBytesPerCore / (kernel.live_bytes * kThreadGranule);
+  const int64_t granules = kRegisterBytesPerCore / (std::max(kernel.live_bytes, 1) * kThreadGranule);
   const int64_t threads = std::min(kMaxThreadsPerCore, granules * kThreadGranule);
   const int64_t by_memory = kThreadgroupBytesPerCore / std::max(kernel.threadgroup_bytes, 1);
   return std::max<int64_t>(1, std::min(by_memory, threads / kernel.threads));

@@ -36,6 +36,7 @@ Plan plan_empty(const Problem& p, const Operation& operation, const Device& devi
   } else {
     if (operation.d_q) builder.fill(Tensor::d_q, FillValue::zero, p.B * p.H * p.qL * p.D * size);
     if (operation.d_k) builder.fill(Tensor::d_k, FillValue::zero, p.B * p.Hk * p.kL * p.D * size);
+    if (operation.d_mask) builder.fill_d_mask();
     if (operation.d_v) builder.fill(Tensor::d_v, FillValue::zero, p.B * p.Hk * p.kL * p.Dv * size);
   }
   return builder.finish();
@@ -75,9 +76,10 @@ int64_t Plan::temporary_bytes() const {
 int64_t size_of(Dtype dtype) { return dtype == Dtype::float32 ? 4 : 2; }
 
 std::string_view to_string(Tensor tensor) {
-  constexpr std::string_view names[] = {"q",     "k",     "v",          "o",          "lse",        "mask",
-                                        "sinks", "alibi", "block_mask", "q_segments", "k_segments", "row_diagonals",
-                                        "d_o",   "d_lse", "d_q",        "d_k",        "d_v",        "temporary"};
+  constexpr std::string_view names[] = {"q",        "k",     "v",          "o",          "lse",        "mask",
+                                        "sinks",    "alibi", "block_mask", "q_segments", "k_segments", "row_diagonals",
+                                        "d_o",      "d_lse", "d_q",        "d_k",        "d_v",        "d_mask",
+                                        "temporary"};
   return names[static_cast<int32_t>(tensor)];
 }
 

@@ -37,6 +37,7 @@ enum class Tensor : int32_t {
   d_q,
   d_k,
   d_v,
+  d_mask,
   temporary,  ///< Buffer::temporary says which
 };
 
@@ -52,7 +53,12 @@ enum class OperationKind : int32_t { forward, backward };
 /// the wanted gradients. lse, d_lse, delta and sinks are row-contiguous.
 struct Operation {
   OperationKind kind = OperationKind::forward;
-  bool d_q = true, d_k = true, d_v = true;  ///< backward: wanted gradients
+  bool d_q = true, d_k = true, d_v = true, d_mask = false;  ///< backward: wanted gradients
+
+  /// Strides of d_mask, the f32 gradient of an additive mask, in elements: (B|1, H|1, qL, kL), with 0 for an axis of
+  /// one batch or head. It has all rows and keys: the sum over an axis that the mask broadcasts is the caller's.
+  Strides4 d_mask_strides{};
+
   LastStrides last;
 
   // For tests and tuners. Empty and 0: the plan chooses.
@@ -99,7 +105,7 @@ struct Temporary {
 
 enum class FillValue : int32_t { zero, minus_infinity };
 
-/// A whole output set to one value, where a problem is empty and no kernel would write it.
+/// A whole output set to one value: of an empty problem, or because a kernel adds to it.
 struct Fill {
   Tensor tensor;
   FillValue value;

@@ -37,19 +37,20 @@ struct KeyGradient {
   Buffer parts{};
 };
 
-/// The kernel makes both gradients at once: one that nobody wants goes to scratch memory.
 void bind_key_gradient(
     PlanBuilder& builder, const Problem& p, AttentionCall& call, KeyGradient& gradient, int32_t n_splits) {
   const int64_t elements = p.B * p.Hk * p.kL * gradient.width;
+  Buffer output = array_of(gradient.output);
   if (n_splits > 1) {
     gradient.parts = builder.temporary(gradient.name, n_splits * elements * int64_t{sizeof(float)});
     call.bindings.push_back(writes(gradient.part_slot, gradient.parts));
-  } else if (gradient.wanted) {
-    call.bindings.push_back(writes(gradient.slot, gradient.output));
-  } else {
-    call.bindings.push_back(writes(gradient.slot, builder.temporary(gradient.name, elements * size_of(p.dtype))));
+    output = gradient.parts;  // Metal wants every slot bound: the whole output's is not written
+  } else if (!gradient.wanted) {
+    // The kernel makes both gradients at once: one that nobody wants goes to scratch memory.
+    output = builder.temporary(gradient.name, elements * size_of(p.dtype));
     call.params.*gradient.strides = {p.Hk * p.kL * gradient.width, p.kL * gradient.width, gradient.width};
   }
+  call.bindings.push_back(writes(gradient.slot, output));
 }
 
 void launch_reduce(PlanBuilder& builder,
@@ -72,14 +73,59 @@ void launch_reduce(PlanBuilder& builder,
                         &ReduceParams::first, n, kElementsPerGroup);
 }
 
+void launch_key_gradients(PlanBuilder& builder,
+                          const Problem& p,
+                          const KernelInfo& kernel,
+                          AttentionCall call,
+                          std::span<KeyGradient> gradients,
+                          int32_t n_splits,
+                          const Ownership& owned) {
+  for (KeyGradient& gradient : gradients) bind_key_gradient(builder, p, call, gradient, n_splits);
+  builder.launch_tiled(kernel, std::move(call), owned, n_splits);
+}
+
+/// dQ and, in the same kernel, the gradient of the additive mask.
+void launch_query_gradient(
+    PlanBuilder& builder, const Problem& p, const Operation& operation, const KernelInfo& kernel, AttentionCall call) {
+  const int64_t kv_bytes = p.kL * (p.D + p.Dv) * size_of(p.dtype);
+  const Ownership owned = {p.H, p.qL, kernel.bq, ceil_div(kv_bytes, p.H / p.Hk)};
+  Buffer d_q = array_of(Tensor::d_q);
+  if (!operation.d_q) {
+    d_q = builder.temporary("d_q", p.B * p.H * p.qL * p.D * size_of(p.dtype));
+    call.params.d_q = {p.H * p.qL * p.D, p.qL * p.D, p.D};
+  }
+  call.bindings.push_back(writes(kBufDQ, d_q));
+  if (!operation.d_mask) return builder.launch_tiled(kernel, std::move(call), owned, 1);
+
+  builder.fill_d_mask();
+  call.constants.has_dmask = true;
+  call.params.d_mask = operation.d_mask_strides;
+  call.bindings.push_back(writes(kBufDMask, Tensor::d_mask));
+  const bool batches_share = p.B > 1 && operation.d_mask_strides.b == 0;
+  const bool heads_share = p.H > 1 && operation.d_mask_strides.h == 0;
+  if (!batches_share && !heads_share) return builder.launch_tiled(kernel, std::move(call), owned, 1);
+
+  // The kernel adds without atomics: what shares elements of the mask runs in turn.
+  const int64_t together = heads_share ? 1 : p.H;
+  call.params.heads_per_group = static_cast<int32_t>(together);
+  for (int64_t h = 0; h < p.H; h += together) {
+    for (int64_t b = 0; b < p.B; ++b) {
+      const bool first = h == 0 && b == 0;
+      if (!first && (b == 0 || batches_share)) builder.next_stage();
+      builder.launch_heads(kernel, call, owned, b * p.H + h, together);
+    }
+  }
+}
+
 }  // namespace
 
 Plan plan_backward(const Problem& p, const Operation& operation, const Device& device) {
   PlanBuilder builder(p, operation, device);
-  const bool d_kv = operation.d_k || operation.d_v;
-  const KernelInfo* d_q_kernel =
-      operation.d_q ? &builder.tiled_kernel(KernelKind::bwd_dq, operation.dq_kernel) : nullptr;
-  const KernelInfo* d_kv_kernel = d_kv ? &builder.tiled_kernel(KernelKind::bwd_dkv, operation.dkv_kernel) : nullptr;
+  const bool query_side = operation.d_q || operation.d_mask;
+  const bool key_side = operation.d_k || operation.d_v;
+  if (!query_side && !key_side) return builder.finish();
+  const KernelInfo& dq_kernel = builder.tiled_kernel(KernelKind::bwd_dq, operation.dq_kernel);
+  const KernelInfo& dkv_kernel = builder.tiled_kernel(KernelKind::bwd_dkv, operation.dkv_kernel);
 
   AttentionCall call = builder.prepare();
   const Operand o = builder.operand(Tensor::o, p.o, operation.last.o, {p.H, p.qL, p.Dv});
@@ -93,26 +139,18 @@ Plan plan_backward(const Problem& p, const Operation& operation, const Device& d
   launch_delta(builder, p, delta, o, d_o);
   builder.next_stage();
 
-  if (d_q_kernel != nullptr) {
-    const int64_t kv_bytes = p.kL * (p.D + p.Dv) * size_of(p.dtype);
-    AttentionCall d_q = call;
-    d_q.bindings.push_back(writes(kBufDQ, Tensor::d_q));
-    builder.launch_tiled(*d_q_kernel, d_q, {p.H, p.qL, d_q_kernel->bq, ceil_div(kv_bytes, p.H / p.Hk)}, 1);
-  }
-  if (d_kv_kernel == nullptr) return builder.finish();
-
   const int64_t group = p.H / p.Hk;
-  const KernelInfo& kernel = *d_kv_kernel;
-  const Ownership owned = {p.Hk, p.kL, kernel.bk, group * p.qL * (p.D + p.Dv) * size_of(p.dtype)};
-  const int64_t steps = group * builder.visible_steps(p.qL, kernel.bq, kernel.bk);
-  const int32_t n_splits = builder.splits(kernel, owned, steps);
+  const Ownership keys = {p.Hk, p.kL, dkv_kernel.bk, group * p.qL * (p.D + p.Dv) * size_of(p.dtype)};
+  const int64_t steps = group * builder.visible_steps(p.qL, dkv_kernel.bq, dkv_kernel.bk);
+  const int32_t n_splits = builder.splits(dkv_kernel, keys, steps);
   KeyGradient gradients[] = {
       {Tensor::d_k, operation.d_k, p.D, kBufDK, kBufDKPartial, &AttnParams::d_k, "d_k"},
       {Tensor::d_v, operation.d_v, p.Dv, kBufDV, kBufDVPartial, &AttnParams::d_v, "d_v"},
   };
-  for (KeyGradient& gradient : gradients) bind_key_gradient(builder, p, call, gradient, n_splits);
-  builder.launch_tiled(kernel, call, owned, n_splits);
-  if (n_splits == 1) return builder.finish();
+  // The longer one first: dQ fills the GPU where dK and dV end.
+  if (key_side) launch_key_gradients(builder, p, dkv_kernel, call, gradients, n_splits, keys);
+  if (query_side) launch_query_gradient(builder, p, operation, dq_kernel, call);
+  if (!key_side || n_splits == 1) return builder.finish();
 
   builder.next_stage();
   for (const KeyGradient& gradient : gradients) {

@@ -72,6 +72,13 @@ void PlanBuilder::fill(Tensor tensor, FillValue value, int64_t bytes) {
   if (bytes > 0) plan_.fills.push_back({tensor, value, bytes});
 }
 
+void PlanBuilder::fill_d_mask() {
+  const Strides4& strides = operation_.d_mask_strides;
+  const int64_t B = strides.b == 0 ? 1 : problem_.B;
+  const int64_t H = strides.h == 0 ? 1 : problem_.H;
+  fill(Tensor::d_mask, FillValue::zero, B * H * problem_.qL * problem_.kL * int64_t{sizeof(float)});
+}
+
 Operand PlanBuilder::operand(Tensor tensor, const Strides3& strides, int64_t last, const Extent& heads_length_width) {
   const auto [heads, length, width] = heads_length_width;
   // No rows: an empty array has no memory to bind, but Metal wants every slot bound.
@@ -224,48 +231,39 @@ void PlanBuilder::add_bounds(AttentionCall& call) {
   call.params.k_segments_b = p.k_segments_b;
   call.params.row_diagonals_b = p.row_diagonals_b;
 
-  using Input = std::optional<std::pair<Tensor, int64_t>>;
-  const Input q_segments = p.has_segments ? Input({Tensor::q_segments, p.q_segments_b}) : std::nullopt;
-  const Input k_segments = p.has_segments ? Input({Tensor::k_segments, p.k_segments_b}) : std::nullopt;
-  const Input q_diagonals = diagonals ? Input({Tensor::row_diagonals, p.row_diagonals_b}) : std::nullopt;
-  if (q_segments || q_diagonals) {
-    const Buffer bounds = row_bounds("q_bounds", p.qL, q_segments, q_diagonals, call.params.q_bounds_b);
-    call.bindings.push_back(reads(kBufQBounds, bounds));
-  }
-  if (k_segments) {
-    const Buffer bounds = row_bounds("k_bounds", p.kL, k_segments, std::nullopt, call.params.k_bounds_b);
-    call.bindings.insert(call.bindings.end(), {reads(kBufKBounds, bounds), reads(kBufQSegments, Tensor::q_segments),
-                                               reads(kBufKSegments, Tensor::k_segments)});
-  }
   if (diagonals) call.bindings.push_back(reads(kBufRowDiagonals, Tensor::row_diagonals));
+  if (!p.has_segments) return;
+
+  const RowBounds q = {"q_bounds", p.qL, Tensor::q_segments, p.q_segments_b, diagonals, p.row_diagonals_b};
+  const RowBounds k = {"k_bounds", p.kL, Tensor::k_segments, p.k_segments_b, false, 0};
+  const Operand q_bounds = row_bounds(q);
+  const Operand k_bounds = row_bounds(k);
+  call.params.q_bounds_b = q_bounds.strides.b;
+  call.params.k_bounds_b = k_bounds.strides.b;
+  call.bindings.insert(call.bindings.end(),
+                       {reads(kBufQSegments, Tensor::q_segments), reads(kBufKSegments, Tensor::k_segments),
+                        reads(kBufQBounds, q_bounds.buffer), reads(kBufKBounds, k_bounds.buffer)});
 }
 
-Buffer PlanBuilder::row_bounds(std::string_view name,
-                               int64_t length,
-                               std::optional<std::pair<Tensor, int64_t>> segments,
-                               std::optional<std::pair<Tensor, int64_t>> diagonals,
-                               int64_t& batch_stride) {
-  const auto [segment_array, segment_stride] = segments.value_or(std::pair{Tensor::temporary, int64_t{0}});
-  const auto [diagonal_array, diagonal_stride] = diagonals.value_or(std::pair{Tensor::temporary, int64_t{0}});
-  const int64_t B = segment_stride == 0 && diagonal_stride == 0 ? 1 : problem_.B;
-  const int64_t tiles = ceil_div(length, kMapTile);
-  batch_stride = B == 1 ? 0 : tiles;
-  const Buffer bounds = temporary(name, B * tiles * int64_t{4 * sizeof(int32_t)});
+Operand PlanBuilder::row_bounds(const RowBounds& rows) {
+  const int64_t B = rows.segments_b == 0 && rows.diagonals_b == 0 ? 1 : problem_.B;
+  const int64_t tiles = ceil_div(rows.length, kMapTile);
+  const Buffer bounds = temporary(rows.name, B * tiles * int64_t{4 * sizeof(int32_t)});
   const RowBoundsParams params = {
       .B = to_int(B),
-      .L = to_int(length),
-      .has_segments = segments.has_value(),
-      .has_diagonals = diagonals.has_value(),
-      .segments_b = segment_stride,
-      .diagonals_b = diagonal_stride,
+      .L = to_int(rows.length),
+      .has_segments = 1,
+      .has_diagonals = rows.has_diagonals,
+      .segments_b = rows.segments_b,
+      .diagonals_b = rows.diagonals_b,
   };
-  // As for the tile map: the input that is absent is bound to the other one.
+  // As for the tile map: without diagonals their slot holds the segments.
+  const Tensor diagonals = rows.has_diagonals ? Tensor::row_diagonals : rows.segments;
   const KernelInfo& kernel = helper_kernel(KernelKind::row_bounds);
   launch(kernel, {},
-         {writes(kBufHelperOut, bounds), reads(kBufHelperIn0, segments ? segment_array : diagonal_array),
-          reads(kBufHelperIn1, diagonals ? diagonal_array : segment_array)},
+         {writes(kBufHelperOut, bounds), reads(kBufHelperIn0, rows.segments), reads(kBufHelperIn1, diagonals)},
          kBufHelperParams, params, {tiles, B, 1}, {kernel.threads, 1, 1});
-  return bounds;
+  return {bounds, {.b = B == 1 ? 0 : tiles, .h = 0, .l = 1}};
 }
 
 int64_t PlanBuilder::visible_steps(int64_t length, int32_t block, int64_t owner_rows) const {
@@ -284,25 +282,30 @@ int32_t PlanBuilder::splits(const KernelInfo& kernel, const Ownership& owned, in
 }
 
 void PlanBuilder::launch_tiled(const KernelInfo& kernel, AttentionCall call, const Ownership& owned, int32_t n_splits) {
-  const int64_t n_blocks = ceil_div(owned.length, owned.block);
-  const int64_t heads = problem_.B * owned.heads;
   const int64_t in_cache = device_.slc_bytes / 2 / std::max<int64_t>(1, owned.streamed_bytes);
-  call.params.n_blocks = to_int(n_blocks);
-  call.params.heads_per_group = to_int(std::clamp<int64_t>(in_cache, 1, heads));
+  const int64_t heads = problem_.B * owned.heads;
   call.params.n_splits = n_splits;
+  call.params.heads_per_group = to_int(std::clamp<int64_t>(in_cache, 1, heads));
+  launch_heads(kernel, std::move(call), owned, 0, heads);
+}
+
+void PlanBuilder::launch_heads(
+    const KernelInfo& kernel, AttentionCall call, const Ownership& owned, int64_t first_head, int64_t heads) {
+  const int64_t n_blocks = ceil_div(owned.length, owned.block);
+  call.params.n_blocks = to_int(n_blocks);
   call.constants.align_Q = problem_.qL % kernel.bq == 0;
   call.constants.align_K = problem_.kL % kernel.bk == 0;
-  call.constants.has_splits = n_splits > 1;
+  call.constants.has_splits = call.params.n_splits > 1;
 
-  const int64_t threadgroups = heads * n_blocks;
-  if (threadgroups > std::numeric_limits<int32_t>::max()) {
-    throw Unsupported{Unsupported::Reason::size, "batch, heads and lengths need " + std::to_string(threadgroups) +
+  const int64_t end = (first_head + heads) * n_blocks;
+  if (end > std::numeric_limits<int32_t>::max()) {
+    throw Unsupported{Unsupported::Reason::size, "batch, heads and lengths need " + std::to_string(end) +
                                                      " threadgroups, more than the kernels can number"};
   }
-  for (int64_t first = 0; first < threadgroups; first += device_.max_threadgroups) {
+  for (int64_t first = first_head * n_blocks; first < end; first += device_.max_threadgroups) {
     call.params.first_threadgroup = static_cast<uint32_t>(first);
     launch(kernel, call.constants.list(), call.bindings, kBufParams, call.params,
-           {std::min(threadgroups - first, device_.max_threadgroups), n_splits, 1}, {32, kernel.wm * kernel.wn, 1});
+           {std::min(end - first, device_.max_threadgroups), call.params.n_splits, 1}, {32, kernel.wm * kernel.wn, 1});
   }
 }
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,12 +33,22 @@ struct Operand {
   Strides3 strides;
 };
 
-/// Rows that a tiled kernel's threadgroups own: `heads` heads of `length` rows in blocks of `block`.
+/// Rows that a tiled kernel's threadgroups own: per batch `heads` heads of `length` rows in blocks of `block`.
 struct Ownership {
   int64_t heads;
   int64_t length;
   int32_t block;
   int64_t streamed_bytes;  ///< what all blocks of one head read: worth keeping in cache between them
+};
+
+/// Input of one row_bounds launch; its output's batch stride counts records.
+struct RowBounds {
+  std::string_view name;
+  int64_t length;
+  Tensor segments;
+  int64_t segments_b;
+  bool has_diagonals;
+  int64_t diagonals_b;
 };
 
 class PlanBuilder {
@@ -64,7 +73,12 @@ class PlanBuilder {
   /// Ways to split each threadgroup's `steps` so that the GPU is filled.
   int32_t splits(const KernelInfo& kernel, const Ownership& owned, int64_t steps) const;
 
+  /// Launches a tiled kernel over everything that is owned.
   void launch_tiled(const KernelInfo& kernel, AttentionCall call, const Ownership& owned, int32_t n_splits);
+
+  /// Launches it over heads [first_head, first_head + heads) of all batches; call.params says how they are grouped.
+  void launch_heads(
+      const KernelInfo& kernel, AttentionCall call, const Ownership& owned, int64_t first_head, int64_t heads);
 
   /// Launches a helper kernel over `items`, `per_group` of which go to a threadgroup. `first` is the member of Params
   /// that says where a launch beyond the grid limit starts.
@@ -88,6 +102,7 @@ class PlanBuilder {
   void next_stage() { ++stage_; }
 
   void fill(Tensor tensor, FillValue value, int64_t bytes);
+  void fill_d_mask();
 
   Plan finish() { return std::move(plan_); }
 
@@ -97,11 +112,7 @@ class PlanBuilder {
   void add_scores(AttentionCall& call) const;
   void add_tile_map(AttentionCall& call);
   void add_bounds(AttentionCall& call);
-  Buffer row_bounds(std::string_view name,
-                    int64_t length,
-                    std::optional<std::pair<Tensor, int64_t>> segments,
-                    std::optional<std::pair<Tensor, int64_t>> diagonals,
-                    int64_t& batch_stride);
+  Operand row_bounds(const RowBounds& rows);
 
   template <class Params>
   void launch(const KernelInfo& kernel,

@@ -23,7 +23,9 @@ Plan plan_forward(const Problem& p, const Operation& operation, const Device& de
   const int64_t rows = p.B * p.H * p.qL;
   const Buffer o_parts = builder.temporary("o_partial", n_splits * rows * p.Dv * int64_t{sizeof(float)});
   const Buffer lse_parts = builder.temporary("lse_partial", n_splits * rows * int64_t{sizeof(float)});
-  call.bindings.insert(call.bindings.end(), {writes(kBufOPartial, o_parts), writes(kBufLsePartial, lse_parts)});
+  // Metal wants every slot bound: those of the whole outputs hold the parts, and are not written.
+  call.bindings.insert(call.bindings.end(), {writes(kBufOPartial, o_parts), writes(kBufLsePartial, lse_parts),
+                                             writes(kBufO, o_parts), writes(kBufLse, lse_parts)});
   builder.launch_tiled(kernel, call, owned, n_splits);
 
   builder.next_stage();
