@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -83,7 +85,10 @@ def _spec_folder(parser: argparse.ArgumentParser, specs: Sequence[Path] | None) 
 
 
 def _run(options: argparse.Namespace, folder: Path) -> int:
-    files = load_specs(sorted(folder.glob("*.yaml")))
+    paths = sorted(folder.glob("*.yaml"))
+    if not paths:
+        raise FileNotFoundError(errno.ENOENT, "no spec files (*.yaml) in this folder", str(folder))
+    files = load_specs(paths)
     in_files = [kernel for file in files for kernel in file.kernels]
     whole = sorted((*in_files, *helper_kernels()), key=lambda kernel: kernel.sort_key)
     chosen = whole
@@ -117,4 +122,7 @@ def _finish(options: argparse.Namespace, whole: Sequence[KernelSpec], texts: dic
 
 
 if __name__ == "__main__":
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8")  # the same bytes in any locale
     sys.exit(main())

@@ -17,7 +17,9 @@ class Diagnostic:
     message: str
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (str(self.location), self.key, self.message) if part)
+        text = ": ".join(part for part in (str(self.location), self.key, self.message) if part)
+        # A quoted value may hold line breaks; a message stays one line.
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class SpecErrors(Exception):

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mako.exceptions import RichTraceback, TopLevelLookupException
+from mako.exceptions import (
+    CompileException,
+    RichTraceback,
+    SyntaxException,
+    TopLevelLookupException,
+)
 from mako.lookup import TemplateLookup
 
 from codegen.model import KernelSpec
@@ -49,8 +54,13 @@ class Renderer:
 
     def _short(self, cfg: KernelSpec, error: Exception) -> str:
         """Return where in a template the error arose, without the generated Python's frames."""
-        trace = RichTraceback(error=error)
         line = f"{type(error).__name__}: {error}"
+        if isinstance(
+            error, (CompileException, SyntaxException)
+        ):  # knows its place, and repeats it in the text
+            where = f"{self._shown}/{Path(error.filename).name}:{error.lineno}"
+            return f"{where}: {line.split(' in file ')[0]}, rendering {cfg.name}"
+        trace = RichTraceback(error=error)
         for _, _, _, _, template_file, template_line, source, _ in reversed(trace.records):
             if template_file is not None:
                 where = f"{self._shown}/{Path(template_file).name}:{template_line}"

@@ -131,12 +131,13 @@ def _exchanged_scores(spec: KernelSpec) -> int:
     return 1 if spec.kind is KernelKind.FWD or spec.roles > 1 else 2
 
 
-def _exchange_bytes(spec: KernelSpec) -> int:
+def exchange_bytes(spec: KernelSpec) -> int:
+    """Return the threadgroup memory through which the parts of D add up their scores."""
     return spec.WM * spec.WN * spec.R * spec.C * 4 * _exchanged_scores(spec)
 
 
 def _fixed_bytes(spec: KernelSpec) -> int:
-    return _stats_bytes(spec) + _slot_bytes(spec) + _exchange_bytes(spec)
+    return _stats_bytes(spec) + _slot_bytes(spec) + exchange_bytes(spec)
 
 
 def _stagings(spec: KernelSpec) -> Iterator[tuple[Staging, int]]:
@@ -256,7 +257,7 @@ def resources(spec: KernelSpec) -> Resources:
         owner_bytes=owner,
         stats_bytes=_stats_bytes(spec),
         slot_bytes=_slot_bytes(spec),
-        exchange_bytes=_exchange_bytes(spec),
+        exchange_bytes=exchange_bytes(spec),
         threadgroup_bytes=threadgroup_bytes,
         accumulators=accumulators(spec),
         live_bytes=live,
