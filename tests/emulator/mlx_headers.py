@@ -1,0 +1,61 @@
+"""The Metal kernel headers of MLX's macOS wheel, unpacked into the cache, never kept here.
+
+They serve as a second opinion: kernels written for the hardware's lane layout, a list of what
+Apple's compiler is known to accept, and the host API of the encoder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from tests.emulator.toolchain import cache_dir
+
+VERSION = "0.32.4"
+PLATFORM = "macosx_14_0_arm64"
+
+# Takes the place of three headers that overload on address spaces or use compiler builtins.
+OVERLAY_DIR = Path(__file__).parent / "overlay"
+
+
+class MlxHeadersError(RuntimeError):
+    """The wheel could not be fetched."""
+
+
+def include_dir() -> Path:
+    """Folder to include "mlx/backend/metal/kernels/..." from."""
+    target = cache_dir() / f"mlx-metal-{VERSION}"
+    include = target / "mlx" / "include"
+    if include.is_dir():
+        return include
+    with target.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not include.is_dir():
+            scratch = Path(tempfile.mkdtemp(prefix="mlx-metal-", dir=cache_dir()))
+            try:
+                _fetch(scratch)
+                (scratch / "unpacked").replace(target)
+            finally:
+                shutil.rmtree(scratch)
+    return include
+
+
+def _fetch(scratch: Path) -> None:
+    command = [sys.executable, "-m", "pip", "download", f"mlx-metal=={VERSION}", "--no-deps"]
+    command += ["--platform", PLATFORM, "--only-binary", ":all:", "--dest", str(scratch)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = list(scratch.glob("*.whl"))
+    if done.returncode != 0 or len(wheels) != 1:
+        raise MlxHeadersError(
+            f"could not download mlx-metal {VERSION} for {PLATFORM} (its headers are needed by "
+            f"this test; a folder unpacked by hand may stand at {cache_dir()}/mlx-metal-{VERSION}"
+            f"):\n{done.stderr[-2000:]}"
+        )
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        names = [n for n in wheel.namelist() if n.startswith("mlx/include/")]
+        wheel.extractall(scratch / "unpacked", names)

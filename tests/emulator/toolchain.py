@@ -1,0 +1,94 @@
+"""Where the compiler is, and the flags of each mode."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Mode = Literal["fast", "trace", "asan"]
+MODES: tuple[Mode, ...] = ("fast", "trace", "asan")
+
+HERE = Path(__file__).parent
+RUNTIME_DIR = HERE / "runtime"
+SHIM_DIR = HERE / "shim"
+
+# What the preprocessor plays: an MSL 3.1 compiler, whose headers are the shim's.
+PREPROCESS_FLAGS = ("-E", "-x", "c++", "-std=c++17", "-D__METAL__", "-D__METAL_VERSION__=310")
+
+COMMON_FLAGS = (
+    "-std=c++17",
+    "-fPIC",
+    "-march=x86-64-v3",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-strict-aliasing",
+    "-fno-exceptions",
+    "-fvisibility=hidden",
+    "-fvisibility-inlines-hidden",
+    "-gline-tables-only",
+)
+
+KERNEL_FLAGS = (
+    *COMMON_FLAGS,
+    "-fno-rtti",
+    "-fno-threadsafe-statics",
+    "-w",
+    *("-Xclang", "-ffloat16-excess-precision=none"),
+    *("-Xclang", "-cl-single-precision-constant"),
+)
+
+MODE_KERNEL_FLAGS: dict[Mode, tuple[str, ...]] = {"fast": ("-O2",), "trace": (), "asan": ()}
+MODE_RUNTIME_FLAGS: dict[Mode, tuple[str, ...]] = {"fast": ("-O2",), "trace": (), "asan": ()}
+RUNTIME_SOURCES: dict[Mode, tuple[str, ...]] = {
+    "fast": ("fiber", "schedule", "collectives", "launch", "memory", "untraced"),
+    "trace": (),
+    "asan": (),
+}
+
+
+class ToolchainError(RuntimeError):
+    """The compiler is missing or refused a source."""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    path: str
+    version: str
+
+
+@functools.cache
+def compiler() -> Compiler:
+    """Find clang++ 19."""
+    for name in ("clang++-19", "clang++"):
+        path = shutil.which(name)
+        if path is None:
+            continue
+        version = run([path, "--version"]).splitlines()[0]
+        if "version 19." in version:
+            return Compiler(path, version)
+    raise ToolchainError(
+        "the emulator needs clang 19 (clang++-19, or clang++ of that version, on PATH); "
+        "on Debian and Ubuntu: apt-get install clang-19 lld-19 llvm-19"
+    )
+
+
+@functools.cache
+def cache_dir() -> Path:
+    """$FLASHRT_CACHE_DIR, or flashrt's folder in the user's cache."""
+    root = os.environ.get("FLASHRT_CACHE_DIR")
+    path = Path(root) if root else Path.home() / ".cache" / "flashrt"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def run(command: list[str], text: str | None = None) -> str:
+    """Run a tool and return what it prints; its errors become ToolchainError."""
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ToolchainError(f"{Path(command[0]).name} failed:\n{done.stderr[:8000]}")
+    return done.stdout
