@@ -29,20 +29,36 @@ class MlxHeadersError(RuntimeError):
 
 def include_dir() -> Path:
     """Folder to include "mlx/backend/metal/kernels/..." from."""
+    return _package_dir() / "include"
+
+
+def kernels_dir() -> Path:
+    """Folder of the kernel headers alone."""
+    return include_dir() / "mlx" / "backend" / "metal" / "kernels"
+
+
+def metallib() -> Path:
+    """What Apple's compiler made of those headers."""
+    return _package_dir() / "lib" / "mlx.metallib"
+
+
+def _package_dir() -> Path:
     target = cache_dir() / f"mlx-metal-{VERSION}"
-    include = target / "mlx" / "include"
-    if include.is_dir():
-        return include
+    package = target / "mlx"
+    parts = (package / "include", package / "lib" / "mlx.metallib")
+    if all(part.exists() for part in parts):
+        return package
     with target.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not include.is_dir():
+        if not all(part.exists() for part in parts):
             scratch = Path(tempfile.mkdtemp(prefix="mlx-metal-", dir=cache_dir()))
             try:
                 _fetch(scratch)
+                shutil.rmtree(target, ignore_errors=True)
                 (scratch / "unpacked").replace(target)
             finally:
                 shutil.rmtree(scratch)
-    return include
+    return package
 
 
 def _fetch(scratch: Path) -> None:
@@ -57,5 +73,6 @@ def _fetch(scratch: Path) -> None:
             f"):\n{done.stderr[-2000:]}"
         )
     with zipfile.ZipFile(wheels[0]) as wheel:
-        names = [n for n in wheel.namelist() if n.startswith("mlx/include/")]
+        kept = ("mlx/include/", "mlx/lib/mlx.metallib")
+        names = [n for n in wheel.namelist() if n.startswith(kept)]
         wheel.extractall(scratch / "unpacked", names)

@@ -1,9 +1,9 @@
 """Barriers and collectives under a condition that differs between the threads that must all arrive.
 
 Token level, by name: what a kernel receives as its lane or simdgroup index is divergent wherever
-that name occurs, and so is a local variable computed from it. Calls are followed by name: a function
-that contains a barrier is one. Values are not known, so that a condition that mentions a lane but
-never differs is reported too: hoist it.
+that name occurs, and so is a local variable computed from it. Calls are followed by name: a
+function that contains a barrier is one. Values are not known, so that a condition that mentions a
+lane but never differs is reported too: hoist it.
 """
 
 from __future__ import annotations

@@ -2,6 +2,6 @@
 using namespace metal;
 
 [[kernel]] void k(device float* out [[buffer(0)]], ushort lane [[thread_index_in_simdgroup]]) {
-  thread float* p = new float(1.0f);  // expect clang: 
+  thread float* p = new float(1.0f);  // expect clang:
   out[lane] = *p;
 }

@@ -2,6 +2,6 @@
 using namespace metal;
 
 int next() {
-  static int n = 0;  // expect clang: 
+  static int n = 0;  // expect clang:
   return ++n;
 }

@@ -2,6 +2,6 @@
 using namespace metal;
 
 template <typename T>
-[[kernel]] void k(device T* out [[buffer(0)]]) {  // expect clang: 
+[[kernel]] void k(device T* out [[buffer(0)]]) {  // expect clang:
   out[0] = T(0);
 }

@@ -2,6 +2,6 @@
 using namespace metal;
 
 float sum(int n) {
-  float values[n];  // expect clang: 
+  float values[n];  // expect clang:
   return values[0];
 }

@@ -2,6 +2,6 @@
 using namespace metal;
 
 vec<half, 4> convert(float4 x) {
-  vec<half, 4> y = x;  // expect clang: 
+  vec<half, 4> y = x;  // expect clang:
   return y;
 }

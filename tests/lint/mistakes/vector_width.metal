@@ -2,6 +2,6 @@
 using namespace metal;
 
 float2 half_of(float4 x) {
-  float2 y = x;  // expect clang: 
+  float2 y = x;  // expect clang:
   return y;
 }
