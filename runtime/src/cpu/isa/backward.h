@@ -1,0 +1,183 @@
+// Backward: one super-block of keys against every row block that may see it, five products a tile.
+//
+// K, V, dK and dV of the super-block stay in cache while q and dO stream past. dK and dV belong to the task; dQ of a
+// row block gets its part of each super-block in turn, so every sum has one order whatever the number of threads.
+#pragma once
+
+#include "gradient_tile.h"
+
+namespace flashrt::cpu {
+namespace {
+
+class BackwardSuperBlock {
+ public:
+  BackwardSuperBlock(const BackwardJob& job, Arena& arena)
+      : job_(job), p_(*job.problem), t_(*job.tensors), g_(job.geometry), tile_(p_, t_, g_, job.delta, arena) {
+    d_ = round_up(p_.D, kLanes);
+    dv_ = round_up(p_.Dv, kLanes);
+    k_ = arena.floats(job.super_keys * d_);
+    v_ = arena.floats(job.super_keys * dv_);
+    if (t_.d_k) d_k_ = arena.floats(job.super_keys * d_);
+    if (t_.d_v) d_v_ = arena.floats(job.super_keys * dv_);
+    if (t_.d_q) d_q_ = arena.floats(kRowBlock * d_);
+  }
+
+  void run(int64_t kv_head, int32_t super_block) {
+    kv_head_ = kv_head;
+    super_block_ = super_block;
+    const int64_t batch = kv_head / p_.Hk, kv = kv_head % p_.Hk;
+    begin_ = static_cast<int64_t>(super_block) * job_.super_keys;
+    end_ = min_of<int64_t>(begin_ + job_.super_keys, p_.kL);
+    load_keys(p_.dtype, t_.k, batch * p_.k.b + kv * p_.k.h + begin_ * p_.k.l, p_.k.l, end_ - begin_, p_.D, d_, k_);
+    load_keys(p_.dtype, t_.v, batch * p_.v.b + kv * p_.v.h + begin_ * p_.v.l, p_.v.l, end_ - begin_, p_.Dv, dv_, v_);
+    if (d_k_) memset(d_k_, 0, static_cast<size_t>((end_ - begin_) * d_) * 4);
+    if (d_v_) memset(d_v_, 0, static_cast<size_t>((end_ - begin_) * dv_) * 4);
+
+    // Descending: all super-blocks of a head meet at its last rows first, so a later one follows one block behind.
+    for (int64_t block = g_.row_blocks - 1; block >= 0; --block) {
+      const KeyRange range = g_.ranges[batch * g_.row_blocks + block];
+      if (range.begin >= range.end) continue;
+      const int32_t first = range.begin / job_.super_keys;
+      const int32_t last = (range.end - 1) / job_.super_keys;
+      if (super_block < first || super_block > last) continue;
+      tile_.start(batch, kv * g_.group, block);
+      const bool visible = add_row_block(range);
+      if (t_.d_q) add_dq(block, visible, super_block == first, super_block == last);
+    }
+
+    for (int64_t k = begin_; k < end_; ++k) {
+      if (d_k_)
+        store_row(p_.dtype, d_k_ + (k - begin_) * d_, p_.D, p_.scale, t_.d_k,
+                  batch * p_.d_k.b + kv * p_.d_k.h + k * p_.d_k.l);
+      if (d_v_)
+        store_row(p_.dtype, d_v_ + (k - begin_) * dv_, p_.Dv, 1.0f, t_.d_v,
+                  batch * p_.d_v.b + kv * p_.d_v.h + k * p_.d_v.l);
+    }
+  }
+
+ private:
+  /// False when every tile was hidden; dQ's part is then zero and d_q_ undefined.
+  bool add_row_block(const KeyRange& range) {
+    const Rows& rows = tile_.rows();
+    bool visible = false;
+    const int64_t first = max_of<int64_t>(begin_, range.begin / kKeyTile * kKeyTile);
+    const int64_t last = min_of<int64_t>(end_, range.end);
+    for (int64_t key = first; key < last; key += kKeyTile) {
+      const int64_t key_end = min_of<int64_t>(key + kKeyTile, last);
+      TileMask mask;
+      if (!tile_.masker().classify(rows, key, key_end, mask)) continue;
+      if (!visible) {
+        tile_.load_operands();
+        if (d_q_) memset(d_q_, 0, static_cast<size_t>(rows.count * d_) * 4);
+        visible = true;
+      }
+      tile_.each_part(mask, key, key_end, [&](int32_t begin, int32_t end, int lane, int lane_end) {
+        add_part(mask, key, begin, end, lane, lane_end);
+      });
+    }
+    return visible;
+  }
+
+  void add_part(const TileMask& mask, int32_t tile, int32_t begin, int32_t end, int lane, int lane_end) {
+    const int64_t keys = end - begin;
+    const int64_t rows = min_of(lane_end, tile_.rows().count) - lane;
+    const float* k = k_ + (begin - begin_) * d_;
+    tile_.probabilities(mask, tile, begin, end, lane, lane_end, k, d_);
+    if (d_v_)
+      gemm<A::by_rows, C::add>(keys, dv_, rows, tile_.p() + lane, kRowBlock, tile_.d_o() + lane * dv_, dv_,
+                               d_v_ + (begin - begin_) * dv_, dv_);
+    if (!d_k_ && !d_q_) return;
+    tile_.score_gradients(keys, lane, lane_end, v_ + (begin - begin_) * dv_, dv_);
+    tile_.through_softcap(keys, lane, lane_end);
+    if (d_k_)
+      gemm<A::by_rows, C::add>(keys, d_, rows, tile_.d_s() + lane, kRowBlock, tile_.q() + lane * d_, d_,
+                               d_k_ + (begin - begin_) * d_, d_);
+    if (d_q_) gemm<A::by_columns, C::add>(rows, d_, keys, tile_.d_s() + lane, kRowBlock, k, d_, d_q_ + lane * d_, d_);
+  }
+
+  /// Adds this super-block's part of dQ when its turn has come.
+  void add_dq(int64_t block, bool visible, bool is_first, bool is_last) {
+    const Rows& rows = tile_.rows();
+    int32_t* turn = job_.turns + kv_head_ * g_.row_blocks + block;
+    float* slot = nullptr;
+    if (job_.dq_slots) {
+      if (kv_head_ >= job_.slot_count) job_.wait_for(job_.finished + kv_head_ - job_.slot_count, job_.super_blocks);
+      slot = job_.dq_slots + (kv_head_ % job_.slot_count * g_.rows + block * kRowBlock) * p_.D;
+    }
+    if (!is_first) job_.wait_for(turn, super_block_);
+    if (!visible) memset(d_q_, 0, static_cast<size_t>(rows.count * d_) * 4);
+    for (int l = 0; l < rows.count; ++l) {
+      float* part = d_q_ + l * d_;
+      const int64_t offset = rows.offset(p_.d_q, l);
+      if (!slot) {
+        float* out = static_cast<float*>(t_.d_q) + offset;
+        for (int64_t c = 0; c < p_.D; ++c) out[c] = (is_first ? 0.0f : out[c]) + part[c] * p_.scale;
+        continue;
+      }
+      float* sum = slot + l * p_.D;
+      if (!is_first)
+        for (int64_t c = 0; c < p_.D; ++c) part[c] += sum[c];
+      if (is_last) {
+        store_row(p_.dtype, part, p_.D, p_.scale, t_.d_q, offset);
+      } else {
+        memcpy(sum, part, static_cast<size_t>(p_.D) * 4);
+      }
+    }
+    __atomic_store_n(turn, super_block_ + 1, __ATOMIC_RELEASE);
+  }
+
+  const BackwardJob& job_;
+  const Problem& p_;
+  const Tensors& t_;
+  const Geometry& g_;
+  GradientTile tile_;
+  int64_t d_ = 0, dv_ = 0;  // D and Dv in whole vectors
+  int64_t kv_head_ = 0, begin_ = 0, end_ = 0;
+  int32_t super_block_ = 0;
+  float *k_ = nullptr, *v_ = nullptr;      // [key][d_], [key][dv_]
+  float *d_k_ = nullptr, *d_v_ = nullptr;  // likewise; null when not wanted
+  float* d_q_ = nullptr;                   // [row][d_]
+};
+
+inline int64_t backward_scratch(const BackwardJob& job) {
+  Arena arena{nullptr};
+  BackwardSuperBlock block(job, arena);
+  return arena.used;
+}
+
+void backward_super_block(const BackwardJob& job, int64_t kv_head, int32_t super_block, char* scratch) {
+  Arena arena{scratch};
+  BackwardSuperBlock block(job, arena);
+  block.run(kv_head, super_block);
+}
+
+/// delta = rowsum(dO*O) - dLSE of a row block. Rows whose range is empty get their dQ here: no super-block visits them.
+void delta_block(const BackwardJob& job, int64_t kv_head, int64_t row_block, float* delta) {
+  const Problem& p = *job.problem;
+  const Tensors& t = *job.tensors;
+  const int64_t batch = kv_head / p.Hk;
+  Rows rows;
+  set_rows(p, t, job.geometry, batch, kv_head % p.Hk * job.geometry.group, row_block, rows);
+  const KeyRange range = job.geometry.ranges[batch * job.geometry.row_blocks + row_block];
+  float o[256], d_o[256];
+  for (int l = 0; l < rows.count; ++l) {
+    const int64_t index = (static_cast<int64_t>(rows.batch) * p.H + rows.head[l]) * p.qL + rows.row[l];
+    load_row(p.dtype, t.o, rows.offset(p.o, l), p.Dv, o);
+    load_row(p.dtype, t.d_o, rows.offset(p.d_o, l), p.Dv, d_o);
+    Vec sums{};
+    int64_t c = 0;
+    for (; c + kLanes <= p.Dv; c += kLanes) sums += load(o + c) * load(d_o + c);
+    float sum = 0.0f;
+    for (int i = 0; i < kLanes; ++i) sum += sums[i];
+    for (; c < p.Dv; ++c) sum += o[c] * d_o[c];
+    if (p.has_dlse) sum -= kLog2e * t.d_lse[index];
+    delta[index] = t.lse[index] == -kInfinity ? 0.0f : sum;  // such a row has no gradient, whatever its cotangents
+    if (t.d_q && range.begin >= range.end) {
+      const float zeros[256] = {};
+      store_row(p.dtype, zeros, p.D, 1.0f, t.d_q, rows.offset(p.d_q, l));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flashrt::cpu

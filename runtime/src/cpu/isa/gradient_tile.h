@@ -1,0 +1,122 @@
+// P and dS of a score tile, recomputed from q, k, v, dO, LSE and delta: shared by the backward and the mask gradient.
+#pragma once
+
+#include "gemm.h"
+#include "tile_mask.h"
+
+namespace flashrt::cpu {
+namespace {
+
+class GradientTile {
+ public:
+  GradientTile(const Problem& p, const Tensors& t, const Geometry& g, const float* delta, Arena& arena)
+      : p_(p), t_(t), g_(g), delta_(delta), masker_(p, t, g, arena) {
+    d_ = round_up(p.D, kLanes);
+    dv_ = round_up(p.Dv, kLanes);
+    q_ = arena.floats(kRowBlock * d_);
+    d_o_ = arena.floats(kRowBlock * dv_);
+    q_t_ = arena.floats(p.D * kRowBlock);
+    d_o_t_ = arena.floats(p.Dv * kRowBlock);
+    p_t_ = arena.floats(kKeyTile * kRowBlock);
+    d_s_t_ = arena.floats(kKeyTile * kRowBlock);
+    if (p.softcap > 0.0f) slope_ = arena.floats(kKeyTile * kRowBlock);
+  }
+
+  Masker& masker() { return masker_; }
+  const Rows& rows() const { return rows_; }
+  const float* q() const { return q_; }      // [row][d_], as given
+  const float* d_o() const { return d_o_; }  // [row][dv_]
+  const float* p() const { return p_t_; }    // [key][row]
+  const float* d_s() const { return d_s_t_; }
+
+  void start(int64_t batch, int64_t first_head, int64_t row_block) {
+    set_rows(p_, t_, g_, batch, first_head, row_block, rows_);
+  }
+
+  /// Loads the operands of the rows; done late, as rows without a visible tile need none.
+  void load_operands() {
+    load_rows(rows_, p_.dtype, t_.q, p_.q, p_.D, d_, q_);
+    load_rows(rows_, p_.dtype, t_.d_o, p_.d_o, p_.Dv, dv_, d_o_);
+    transpose(q_, d_, rows_.count, p_.D, query_factor(p_), q_t_, kRowBlock);
+    transpose(d_o_, dv_, rows_.count, p_.Dv, 1.0f, d_o_t_, kRowBlock);
+    for (int l = 0; l < rows_.padded; ++l) {
+      lse_[l] = kInfinity;  // P = 0: padding, and rows that see nothing
+      delta_row_[l] = 0.0f;
+      if (l >= rows_.count) continue;
+      const int64_t index = (static_cast<int64_t>(rows_.batch) * p_.H + rows_.head[l]) * p_.qL + rows_.row[l];
+      if (t_.lse[index] != -kInfinity) lse_[l] = t_.lse[index];
+      delta_row_[l] = delta_[index];
+    }
+  }
+
+  /// Calls f(first key, key end, first lane, lane end) for the parts of a visible tile that the band leaves.
+  template <typename F>
+  FLASHRT_INLINE void each_part(const TileMask& mask, int32_t begin, int32_t end, F f) const {
+    if (!mask.band) {
+      f(begin, end, 0, rows_.padded);
+      return;
+    }
+    for (int i = 0; i * kPanel < rows_.padded; ++i) {
+      const int32_t first = max_of(begin, rows_.panel_lo[i]);
+      const int32_t last = min_of(end - 1, rows_.panel_hi[i]);
+      if (first <= last) f(first, last + 1, i * kPanel, min_of((i + 1) * kPanel, rows_.padded));
+    }
+  }
+
+  /// P^T of a part, its first key in row 0; k points at that key.
+  void probabilities(const TileMask& mask,
+                     int32_t tile,
+                     int32_t begin,
+                     int32_t end,
+                     int lane,
+                     int lane_end,
+                     const float* k,
+                     int64_t k_stride) {
+    const int64_t keys = end - begin;
+    gemm<A::by_rows, C::store>(keys, lane_end - lane, p_.D, k, k_stride, q_t_ + lane, kRowBlock, p_t_ + lane,
+                               kRowBlock);
+    masker_.apply(rows_, mask, tile, begin, end, lane, lane_end, p_t_, slope_);
+    for (int64_t row = 0; row < keys; ++row) {
+      float* s = p_t_ + row * kRowBlock;
+      for (int l = lane; l < lane_end; l += kLanes) store(s + l, exp2(load(s + l) - load(lse_ + l)));
+    }
+  }
+
+  /// dS^T = P * (dP - delta), with respect to the logits that the masks were added to.
+  void score_gradients(int64_t keys, int lane, int lane_end, const float* v, int64_t v_stride) {
+    gemm<A::by_rows, C::store>(keys, lane_end - lane, p_.Dv, v, v_stride, d_o_t_ + lane, kRowBlock, d_s_t_ + lane,
+                               kRowBlock);
+    for (int64_t row = 0; row < keys; ++row) {
+      float* d_s = d_s_t_ + row * kRowBlock;
+      const float* p = p_t_ + row * kRowBlock;
+      for (int l = lane; l < lane_end; l += kLanes)
+        store(d_s + l, load(p + l) * (load(d_s + l) - load(delta_row_ + l)));
+    }
+  }
+
+  /// From the gradient of the capped scores to that of scale * q.k.
+  void through_softcap(int64_t keys, int lane, int lane_end) {
+    if (!slope_) return;
+    for (int64_t row = 0; row < keys; ++row) {
+      float* d_s = d_s_t_ + row * kRowBlock;
+      const float* slope = slope_ + row * kRowBlock;
+      for (int l = lane; l < lane_end; l += kLanes) store(d_s + l, load(d_s + l) * load(slope + l));
+    }
+  }
+
+ private:
+  const Problem& p_;
+  const Tensors& t_;
+  const Geometry& g_;
+  const float* delta_;
+  Masker masker_;
+  int64_t d_ = 0, dv_ = 0;
+  float *q_ = nullptr, *d_o_ = nullptr, *q_t_ = nullptr, *d_o_t_ = nullptr;
+  float *p_t_ = nullptr, *d_s_t_ = nullptr, *slope_ = nullptr;
+  Rows rows_;
+  float lse_[kRowBlock];
+  float delta_row_[kRowBlock];
+};
+
+}  // namespace
+}  // namespace flashrt::cpu
