@@ -19,11 +19,13 @@ def places(library: Path, offsets: Sequence[int]) -> dict[int, str]:
     if tool is None:
         raise toolchain.ToolchainError("llvm-symbolizer is missing; it is part of llvm-19")
     command = [tool, f"--obj={library}", "--output-style=JSON", "--inlines", "--functions=none"]
-    lines = toolchain.run([*command, *(hex(offset) for offset in unique)]).splitlines()
+    # One address gives an object a line, several give one list.
+    text = toolchain.run([*command, *(hex(offset) for offset in unique)])
+    answers = json.loads(text) if text.lstrip().startswith("[") else [json.loads(text)]
     found: dict[int, str] = {}
-    for offset, line in zip(unique, lines, strict=True):
+    for offset, answer in zip(unique, answers, strict=True):
         frames: list[str] = []
-        for frame in json.loads(line).get("Symbol", []):
+        for frame in answer.get("Symbol", []):
             path = Path(frame["FileName"])
             if toolchain.SHIM_DIR in path.parents or not frame["Line"]:
                 continue
