@@ -86,7 +86,7 @@ std::string_view to_string(Tensor tensor) {
 std::string_view to_string(FillValue value) { return value == FillValue::zero ? "zero" : "minus_infinity"; }
 
 std::string_view to_string(Unsupported::Reason reason) {
-  constexpr std::string_view names[] = {"head_dim", "dtype", "size", "kernel_name"};
+  constexpr std::string_view names[] = {"head_dim", "dtype", "size", "mask_gradient", "kernel_name"};
   return names[static_cast<int32_t>(reason)];
 }
 

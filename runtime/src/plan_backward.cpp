@@ -124,6 +124,10 @@ Plan plan_backward(const Problem& p, const Operation& operation, const Device& d
   const bool query_side = operation.d_q || operation.d_mask;
   const bool key_side = operation.d_k || operation.d_v;
   if (!query_side && !key_side) return builder.finish();
+  const Strides4& d_mask = operation.d_mask_strides;
+  if (operation.d_mask && ((d_mask.q == 0 && p.qL > 1) || (d_mask.k == 0 && p.kL > 1))) {
+    throw Unsupported{Unsupported::Reason::mask_gradient, "the gradient of a mask that is broadcast along rows or keys"};
+  }
   const KernelInfo& dq_kernel = builder.tiled_kernel(KernelKind::bwd_dq, operation.dq_kernel);
   const KernelInfo& dkv_kernel = builder.tiled_kernel(KernelKind::bwd_dkv, operation.dkv_kernel);
 
