@@ -19,6 +19,8 @@ from tests.emulator.toolchain import cache_dir
 VERSION = "0.32.4"
 PLATFORM = "macosx_14_0_arm64"
 
+PARTS = ("include", "lib/mlx.metallib", "lib/libmlx.dylib")
+
 # Takes the place of three headers that overload on address spaces or use compiler builtins.
 OVERLAY_DIR = Path(__file__).parent / "overlay"
 
@@ -42,10 +44,15 @@ def metallib() -> Path:
     return _package_dir() / "lib" / "mlx.metallib"
 
 
+def library() -> Path:
+    """MLX itself, as an extension on a Mac links with it."""
+    return _package_dir() / "lib" / "libmlx.dylib"
+
+
 def _package_dir() -> Path:
     target = cache_dir() / f"mlx-metal-{VERSION}"
     package = target / "mlx"
-    parts = (package / "include", package / "lib" / "mlx.metallib")
+    parts = [package / part for part in PARTS]
     if all(part.exists() for part in parts):
         return package
     with target.with_suffix(".lock").open("w") as lock:
@@ -73,6 +80,6 @@ def _fetch(scratch: Path) -> None:
             f"):\n{done.stderr[-2000:]}"
         )
     with zipfile.ZipFile(wheels[0]) as wheel:
-        kept = ("mlx/include/", "mlx/lib/mlx.metallib")
+        kept = tuple(f"mlx/{part}" for part in PARTS)
         names = [n for n in wheel.namelist() if n.startswith(kept)]
         wheel.extractall(scratch / "unpacked", names)

@@ -1,0 +1,69 @@
+"""Compiles Apple-only C++ anywhere: clang, mlx's headers for macOS, stand-ins for the SDK's."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import subprocess
+from pathlib import Path
+
+from tests.emulator import mlx_headers
+from tests.emulator.toolchain import compiler
+
+ROOT = Path(__file__).resolve().parents[2]
+STUBS = Path(__file__).parent / "stubs"
+
+
+def sources() -> list[Path]:
+    """Return the files of a Mac's build that use mlx, but for the bindings."""
+    folder = ROOT / "runtime/src"
+    primitives = set(folder.glob("attention*.cpp")) - {folder / "attention_eval_no_gpu.cpp"}
+    return [folder / "encode_metal.cpp", *sorted(primitives)]
+
+
+def compile_source(path: Path, output: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Type-check a file, or compile it to an object file of this machine."""
+    include = mlx_headers.include_dir()
+    command = [compiler().path, "-std=c++20", "-fblocks", "-Wall", "-Wextra", "-Werror"]
+    command += ["-Wno-deprecated-declarations"]  # inside this standard library's std::bind
+    command += ["-D_METAL_", "-DACCELERATE_NEW_LAPACK", "-DFLASHRT_KERNELS_TAG=test"]
+    for folder in (STUBS, include, include / "metal_cpp"):
+        command += ["-isystem", str(folder)]
+    command += [f"-I{ROOT / 'runtime/src'}", f"-I{ROOT / 'runtime/metal'}"]
+    command += ["-fsyntax-only"] if output is None else ["-fPIC", "-c", "-o", str(output)]
+    return subprocess.run([*command, str(path)], capture_output=True, text=True, check=False)
+
+
+def undefined_symbols(path: Path) -> set[str]:
+    """Return what an object file needs of others, demangled."""
+    return _names(path, "--undefined-only")
+
+
+def defined_symbols(path: Path) -> set[str]:
+    """Return what an object file offers to others, demangled."""
+    return _names(path, "--defined-only", "--extern-only")
+
+
+@functools.cache
+def exported_symbols() -> set[str]:
+    """Return what mlx's library for macOS offers, demangled."""
+    return _names(mlx_headers.library(), "--defined-only", "--extern-only")
+
+
+def _names(path: Path, *options: str) -> set[str]:
+    tool = shutil.which("llvm-nm-19") or shutil.which("llvm-nm")
+    assert tool is not None, "llvm-nm reads Mach-O: apt-get install llvm-19"
+    command = [tool, "--demangle", "--format=just-symbols", *options, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return {_portable(line) for line in done.stdout.splitlines()}
+
+
+def _portable(name: str) -> str:
+    """Spell a symbol as both platforms do: their standard libraries and int64_t differ in name."""
+    for ours, theirs in (
+        ("std::__cxx11::", "std::"),
+        ("std::__1::", "std::"),
+        ("long long", "long"),
+    ):
+        name = name.replace(ours, theirs)
+    return name

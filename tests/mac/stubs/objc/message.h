@@ -1,0 +1,10 @@
+// Message sending, which metal-cpp casts to the type it needs.
+#pragma once
+
+#include <objc/runtime.h>
+
+extern "C" {
+void objc_msgSend(void);
+void objc_msgSend_stret(void);
+void objc_msgSend_fpret(void);
+}
