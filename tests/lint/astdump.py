@@ -164,8 +164,8 @@ def _unplaced(type_name: str) -> bool:
     """Whether a pointer or reference type leaves the space of what it points at to the compiler."""
     while (shorter := _NESTED.sub("", type_name)) != type_name:
         type_name = shorter
-    pointee, mark, _ = type_name.partition("*") if "*" in type_name else type_name.partition("&")
-    return bool(mark) and not any(space in pointee for space in _SPACES)
+    pointees = re.split(r"\*|&&?", type_name)[:-1]
+    return not all(any(space in pointee for space in _SPACES) for pointee in pointees)
 
 
 def _msl(type_name: str) -> str:
