@@ -46,6 +46,7 @@ class BackwardBounds:
     dmask: Floats | None
     dsinks: Floats | None
     delta: Floats
+    dlogits: Floats  # of each score's gradient, before any sum
 
 
 def _relative(exponent_error: Floats) -> Floats:
@@ -221,6 +222,7 @@ def backward_bounds(
         dmask=dmask,
         dsinks=dsinks,
         delta=delta,
+        dlogits=of_ds,
     )
 
 
@@ -230,7 +232,7 @@ class Comparison:
 
     name: str
     dtype: str
-    units: float  # worst error in units of the output's rounding at its row's largest value
+    units: float  # worst error in units of the output's rounding at its head's largest value
     share: float  # worst error as a share of its bound
     complaint: str  # empty when every element is within its bound
 
@@ -252,8 +254,11 @@ def compare(
     error = np.where(np.isnan(error), np.inf, error)
     share = np.divide(error, bound, out=np.where(error > 0, np.inf, 0.0), where=bound > 0)
     finite = np.where(np.isfinite(expected), np.abs(expected), 0.0)
-    row = finite.max(-1, keepdims=True) if name != "lse" else finite
-    units = (error / np.maximum(UNIT[dtype] * row, SUBNORMAL[dtype])).max()
+    # In units of the largest value beside it, and of a floor: what cancels to nothing has the
+    # rounding of its terms, and those of an LSE are logits and log2(l).
+    large = finite.max((-1, -2), keepdims=True) if finite.ndim > 1 else finite.max()
+    large = np.maximum(large, 1.0 if name == "lse" else 2.0**-6)
+    units = (error / np.maximum(UNIT[dtype] * large, SUBNORMAL[dtype])).max()
     bad = share > 1
     complaint = ""
     if bad.any():
