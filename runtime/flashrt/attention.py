@@ -1,0 +1,212 @@
+"""The one call that matters."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Literal, overload
+
+import mlx.core as mx
+
+from flashrt import _C, _env
+from flashrt._call import Call, check, check_flag, check_impl
+from flashrt._route import Decision, Route, current_device, decide
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    Impl = Literal["auto", "kernel", "mlx", "reference"]
+    Mask = mx.array | Literal["causal"] | None
+    Window = int | Sequence[int] | None
+    Segments = mx.array | Sequence[mx.array] | None
+    StreamOrDevice = mx.Stream | mx.Device | None
+
+_LN2 = 0.6931471805599453
+
+
+@overload
+def attention(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    *,
+    scale: float | None = None,
+    mask: Mask = None,
+    causal: bool = False,
+    window_size: Window = None,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+    alibi_slopes: mx.array | None = None,
+    block_mask: mx.array | None = None,
+    segment_ids: Segments = None,
+    return_lse: Literal[False] = False,
+    impl: Impl = "auto",
+    stream: StreamOrDevice = None,
+) -> mx.array: ...
+
+
+@overload
+def attention(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    *,
+    scale: float | None = None,
+    mask: Mask = None,
+    causal: bool = False,
+    window_size: Window = None,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+    alibi_slopes: mx.array | None = None,
+    block_mask: mx.array | None = None,
+    segment_ids: Segments = None,
+    return_lse: Literal[True],
+    impl: Impl = "auto",
+    stream: StreamOrDevice = None,
+) -> tuple[mx.array, mx.array]: ...
+
+
+def attention(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    *,
+    scale: float | None = None,
+    mask: Mask = None,
+    causal: bool = False,
+    window_size: Window = None,
+    softcap: float | None = None,
+    sinks: mx.array | None = None,
+    alibi_slopes: mx.array | None = None,
+    block_mask: mx.array | None = None,
+    segment_ids: Segments = None,
+    return_lse: bool = False,
+    impl: Impl = "auto",
+    stream: StreamOrDevice = None,
+) -> mx.array | tuple[mx.array, mx.array]:
+    """Attention with memory linear in the sequence length, forward and backward.
+
+    Lazy and differentiable as any MLX operation: works under ``mx.grad``, ``mx.vjp``, ``mx.vmap``,
+    ``mx.compile`` and ``mx.checkpoint``.
+
+    Parameters
+    ----------
+    q
+        Queries (B, H, qL, D), of dtype float16, bfloat16 or float32. Mixed dtypes of q, k and v
+        promote as in MLX; each gradient has its own input's dtype.
+    k, v
+        Keys (B, Hk, kL, D) and values (B, Hk, kL, Dv), H a multiple of Hk: query head h reads key
+        head ``h // (H // Hk)``. Values behind a mask must be finite.
+    scale
+        Factor of the logits ``q.k``; 1 / sqrt(D) by default.
+    mask
+        None, ``"causal"``, or an array that broadcasts to (B, H, qL, kL): bool (True keeps a key),
+        or float (added to the logits; -inf hides a key, every finite value is arithmetic).
+    causal
+        Row i sees keys up to ``i + kL - qL``: aligned to the last key.
+    window_size
+        int w >= 1: the last w keys, the row's own included, which implies ``causal``. Or a pair
+        (left, right) of keys before and after the row's own, -1 for all of them.
+    softcap
+        c > 0 replaces logits s by ``c * tanh(s / c)``, before masks.
+    sinks
+        (H,): one more logit per head in the softmax, without a value.
+    alibi_slopes
+        (H,) or (B, H): adds ``-slope * |i + kL - qL - j|`` to the logits.
+    block_mask
+        bool or uint8 (ceil(qL / 32), ceil(kL / 32)), or with leading (B or 1, H or 1): tiles of
+        32x32 scores that are hidden where zero.
+    segment_ids
+        int32 (B, L), or a pair for queries and keys: a row sees keys of its own id only.
+    return_lse
+        Also return the log-sum-exp of the logits.
+    impl
+        ``"auto"``; ``"kernel"``: flashrt's own kernels; ``"mlx"``: mx.fast; ``"reference"``:
+        composed MLX operations. What is asked for by name runs or raises.
+    stream
+        Stream or device to run on.
+
+    Returns
+    -------
+    mx.array or tuple[mx.array, mx.array]
+        O (B, H, qL, Dv); with ``return_lse`` also the LSE, float32 (B, H, qL), natural logarithm,
+        sinks included, differentiable. A row that sees no key has O = 0 and LSE = -inf (or its
+        sink), and no gradient.
+
+    Raises
+    ------
+    UnsupportedError
+        The request is well formed and not supported.
+    ValueError, TypeError
+        An argument is malformed. All checks happen here, before anything runs.
+
+    Notes
+    -----
+    All masks compose by AND, after softcap. Scores, softmax and gradients accumulate in float32.
+    """
+    with on(stream):
+        check_impl(impl, _env.IMPLS)
+        call = check(
+            q,
+            k,
+            v,
+            scale=scale,
+            mask=mask,
+            causal=causal,
+            window_size=window_size,
+            softcap=softcap,
+            sinks=sinks,
+            alibi_slopes=alibi_slopes,
+            block_mask=block_mask,
+            segment_ids=segment_ids,
+        )
+        o, lse = run(call, impl, wants_lse=check_flag("return_lse", return_lse))
+        return o if lse is None else (o, lse)
+
+
+_HERE: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+
+
+def on(stream: StreamOrDevice) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which operations go to a stream; the current one for None."""
+    return _HERE if stream is None else mx.stream(stream)
+
+
+def run(call: Call, impl: str, *, wants_lse: bool) -> tuple[mx.array, mx.array | None]:
+    """Route a checked call and build its graph."""
+    settings = _env.settings()
+    decision = decide(call, impl, settings, current_device(), wants_lse=wants_lse)
+    if settings.verbose:
+        _report(call, decision)
+    if decision.route is Route.KERNEL:
+        o, lse2 = _C.attention(*call.operands(), *call.options(), wants_lse)
+        return o, lse2 * _LN2 if wants_lse else None
+    if decision.route is Route.COMPOSED:
+        o, lse = _C.composed(*call.operands(), *call.options(), wants_lse)
+        return o, lse.astype(mx.float32) if wants_lse else None
+    sinks = call.sinks
+    o = mx.fast.scaled_dot_product_attention(
+        call.q,
+        call.k,
+        call.v,
+        scale=call.scale,
+        mask="causal" if call.causal else None,
+        sinks=None if sinks is None else sinks.astype(call.q.dtype),
+    )
+    return o, None
+
+
+_reported: set[tuple[object, ...]] = set()
+
+
+def _report(call: Call, decision: Decision) -> None:
+    """Say once per shape and reason which route runs."""
+    key = (call.shape, call.q.dtype, decision)
+    if key not in _reported:
+        _reported.add(key)
+        B, H, Hk, qL, kL, D, Dv = call.shape
+        print(
+            f"flashrt: {decision.route} for B={B} H={H} Hk={Hk} qL={qL} kL={kL} D={D} Dv={Dv} "
+            f"{call.q.dtype}: {decision.reason}",
+            file=sys.stderr,
+        )
