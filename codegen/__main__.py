@@ -104,7 +104,8 @@ def _run(options: argparse.Namespace, folder: Path) -> int:
         return 0
     renderer = Renderer()
     texts = {emit.metal_name(kernel): renderer.render(kernel, res) for kernel, res in pairs}
-    texts[emit.REGISTRY] = emit.registry_text((kernel, resources(kernel)) for kernel in whole)
+    routes = sorted((r for file in files for r in file.routes), key=lambda r: r.sort_key)
+    texts[emit.REGISTRY] = emit.registry_text([(k, resources(k)) for k in whole], routes)
     texts[emit.SOURCES] = emit.sources_text(whole)
     return _finish(options, whole, texts)
 

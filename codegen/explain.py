@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
+from codegen.cost import FLOAT_APPLE9, FLOAT_M1, HALF, l2_bytes_per_clock, share_of_peak
 from codegen.model import KernelSpec
 from codegen.resources import LIVE_WARNING, MIN_THREADS_PER_CORE, Resources
 
@@ -64,7 +65,17 @@ _HEADER = (
     "loads/step",
     "device B/step",
     "barriers/step",
+    "L2 B/clk",
+    "% of peak",
 )
+
+
+def _predicted(spec: KernelSpec, res: Resources) -> tuple[str, str]:
+    """Return L2 bytes per clock and share of peak, on M1 and, where it differs, Apple9."""
+    fits = (FLOAT_M1, FLOAT_APPLE9) if spec.dtype.size == 4 else (HALF,)
+    bytes_per_clock = max(l2_bytes_per_clock(spec, res, fit) for fit in fits)
+    shares = [f"{100 * share_of_peak(spec, res, fit):.0f}" for fit in fits]
+    return f"{bytes_per_clock:.0f}", " / ".join(shares)
 
 
 def table(kernels: Iterable[Kernel]) -> str:
@@ -84,6 +95,7 @@ def table(kernels: Iterable[Kernel]) -> str:
             res.loads,
             res.device_bytes,
             res.barriers,
+            *_predicted(spec, res),
         )
         rows.append([spec.name, *(f"{f:,}" if isinstance(f, int) else f for f in figures)])
         notes.append("; ".join(warnings(spec, res)))

@@ -95,6 +95,61 @@ class KernelKind(Enum):
         return self.token
 
 
+@unique
+class Gpu(Enum):
+    """Whether a GPU has the matrix units of Apple10, which MLX uses."""
+
+    SIMD = "simd"
+    NAX = "nax"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@unique
+class MaskClass(Enum):
+    """The masks that mx.fast differentiates without holding all scores."""
+
+    CAUSAL = "causal"
+    FULL = "full"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+UNBOUNDED = 2**31 - 1  # a length that no bound holds back
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """When calls of one kind take these kernels rather than mx.fast, where both mean the same.
+
+    Own kernels take min_L <= L < max_L, L the longer of queries and keys, and any L for which
+    mx.fast would hold an array of score_bytes or more.
+    """
+
+    gpu: Gpu
+    D: int
+    Dv: int
+    dtype: Dtype
+    mask: MaskClass
+    min_L: int
+    max_L: int
+    score_bytes: int
+
+    @property
+    def sort_key(self) -> tuple[int, int, int, int, int]:
+        """Order of routes in every list that is written."""
+        gpus, dtypes, masks = list(Gpu), list(Dtype), list(MaskClass)
+        return (
+            gpus.index(self.gpu),
+            self.D,
+            self.Dv,
+            dtypes.index(self.dtype),
+            masks.index(self.mask),
+        )
+
+
 TILED_KINDS = tuple(kind for kind in KernelKind if kind.tiled)
 
 # The template of every legal (kind, split).

@@ -19,7 +19,7 @@ LIVE_WARNING = 416  # beyond it no input operand may be kept in registers
 LIVE_BASE = 96  # addresses, four fragments in flight, row statistics
 MIN_THREADS_PER_CORE = 384  # fewer do not hide latency
 VECTOR = 16  # bytes of the widest load
-ACCUMULATOR = 4  # bytes of an f32
+ACCUMULATOR = 4  # bytes of a float32 accumulator, score or row statistic
 
 
 @unique
@@ -116,7 +116,7 @@ def _owner_bytes(spec: KernelSpec) -> int:
 
 
 def _stats_bytes(spec: KernelSpec) -> int:
-    return 2 * 4 * spec.C if spec.kind is KernelKind.BWD_DKV else 0
+    return 2 * ACCUMULATOR * spec.C if spec.kind is KernelKind.BWD_DKV else 0
 
 
 # The slot holds P as half for both 16-bit types and as float for float32: spec.dtype.size bytes.
@@ -133,7 +133,7 @@ def _exchanged_scores(spec: KernelSpec) -> int:
 
 def exchange_bytes(spec: KernelSpec) -> int:
     """Return the threadgroup memory through which the parts of D add up their scores."""
-    return spec.WM * spec.WN * spec.R * spec.C * 4 * _exchanged_scores(spec)
+    return spec.WM * spec.WN * spec.R * spec.C * ACCUMULATOR * _exchanged_scores(spec)
 
 
 def _fixed_bytes(spec: KernelSpec) -> int:
@@ -223,9 +223,10 @@ def _loads(spec: KernelSpec) -> int:
 
 
 def _exchanged_per_score(spec: KernelSpec) -> int:
-    # Written once by every simdgroup that has a part and read once by its partner.
-    slot = 2 * spec.dtype.size if spec.roles > 1 else 0
-    return slot + 2 * 4 * _exchanged_scores(spec) * (spec.WN if spec.W > 1 else 0)
+    # P is written by one simdgroup and read by each part of the other role; partial scores are
+    # written by every part and read by its partner.
+    slot = (1 + spec.W) * spec.dtype.size if spec.roles > 1 else 0
+    return slot + 2 * ACCUMULATOR * _exchanged_scores(spec) * spec.WN
 
 
 def _device_bytes(spec: KernelSpec, owner_staged: bool) -> int:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from codegen.diagnostics import SpecErrors
 from codegen.model import KernelKind, Split
-from codegen.specfile import SpecFile, load_specs
+from codegen.specfile import load_specs
+from tests.unit.spec_text import ROW, errors, load, with_row
 
 SPECS = Path(__file__).resolve().parents[2] / "specs"
 
@@ -34,24 +35,6 @@ bwd_dkv:
     split: role
   - {dtypes: [float16, float32], BQ: 16, BK: 32, WM: 2, WN: 2, split: role}
 """
-
-
-def load(folder: Path, *texts: str | bytes) -> tuple[SpecFile, ...]:
-    """Load texts as spec files a.yaml, b.yaml, ..."""
-    paths = []
-    for letter, text in zip("abc", texts, strict=False):
-        path = folder / f"{letter}.yaml"
-        path.write_bytes(text.encode() if isinstance(text, str) else text)
-        paths.append(path)
-    return load_specs(paths)
-
-
-def errors(folder: Path, *texts: str | bytes) -> list[str]:
-    """Return the messages of `load` without the folder."""
-    with pytest.raises(SpecErrors) as caught:
-        load(folder, *texts)
-    prefix = f"{folder.as_posix()}/"
-    return [str(diagnostic).removeprefix(prefix) for diagnostic in caught.value.diagnostics]
 
 
 def test_meaning(tmp_path: Path) -> None:
@@ -75,13 +58,6 @@ def test_names(tmp_path: Path) -> None:
     row = "  - {dtypes: [float32], BQ: 64, BK: 16, WM: 4, WN: 2, split: split_d}\n"
     (file,) = load(tmp_path, f"D: 192\nDv: 128\nfwd:\n{row}")
     assert file.kernels[0].name == "flash_attn_fwd_float32_d192_dv128_bq64_bk16_wm4_wn2_sd2"
-
-
-ROW = "{dtypes: [float16], BQ: 32, BK: 32, WM: 4, WN: 1, split: none}"
-
-
-def with_row(row: str, kind: str = "fwd", head: str = "D: 96") -> str:
-    return f"{head}\n{kind}:\n  - {row}\n"
 
 
 def changed(key: str, value: str) -> str:
@@ -133,8 +109,8 @@ TILE_MISTAKES = [
     ("fwd", "split", "off", "fwd.split=off: is a boolean to YAML; must be one of none"),
     ("fwd", "split", "null", "fwd.split=null: has no value (null); must be one of none"),
     ("fwd", "split", "[none]", "a.yaml:3: fwd.split: is a list, must be one of none"),
-    ("fwd", "dtypes", "float16", "fwd.dtypes=float16: must be a list such as [float16, bfloat16]"),
-    ("fwd", "dtypes", "[]", "fwd.dtypes: is an empty list; name a dtype"),
+    ("fwd", "dtypes", "float16", "fwd.dtypes=float16: must be a list of some of float16, bfloat16"),
+    ("fwd", "dtypes", "[]", "fwd.dtypes: is an empty list; must be a list of some of float16"),
     ("fwd", "dtypes", "[half]", "fwd.dtypes=half: must be one of float16, bfloat16, float32"),
     ("fwd", "dtypes", "[on, off]", "fwd.dtypes=off: is a boolean to YAML; must be one of float16"),
     ("fwd", "dtypes", "[float16, float16]", "fwd.dtypes: float16 is listed twice; keep one"),
@@ -369,4 +345,4 @@ def test_the_projects_specs() -> None:
             (kind, dtype)
             for kind in ("fwd", "bwd_dq", "bwd_dkv")
             for dtype in ("float16", "bfloat16", "float32")
-        }, file.path
+        }, file.location
