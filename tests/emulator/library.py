@@ -178,16 +178,8 @@ def _load_runtime(path: Path) -> ctypes.CDLL:
 def _load_module(path: Path) -> _Module:
     handle = ctypes.CDLL(str(path))
     info = native.Module.in_dll(handle, "emu_module_info")
-    constants: dict[int, str] = {}
-    constant = info.constants
-    while constant:
-        constants[constant.contents.index] = constant.contents.name.decode()
-        constant = constant.contents.next
-    kernels = []
-    kernel = info.kernels
-    while kernel:
-        kernels.append(_signature(kernel.contents, constants))
-        kernel = kernel.contents.next
+    constants = {c.index: c.name.decode() for c in info.list_constants()}
+    kernels = [_signature(kernel, constants) for kernel in info.list_kernels()]
     return _Module(path, handle, info, kernels)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes as c
 from enum import IntEnum
+from typing import Any
 
 MAX_BUFFERS = 31
 MAX_CONSTANTS = 64
@@ -105,33 +106,44 @@ class ParamType(c.Structure):
 
 
 class Kernel(c.Structure):
-    pass
-
-
-Kernel._fields_ = (
-    ("name", c.c_char_p),
-    ("params", c.POINTER(Param)),
-    ("types", c.POINTER(ParamType)),
-    ("n_params", c.c_uint32),
-    ("max_threads", c.c_uint32),
-    ("invoke", c.c_void_p),
-    ("next", c.POINTER(Kernel)),
-)
+    _fields_ = (
+        ("name", c.c_char_p),
+        ("params", c.POINTER(Param)),
+        ("types", c.POINTER(ParamType)),
+        ("n_params", c.c_uint32),
+        ("max_threads", c.c_uint32),
+        ("invoke", c.c_void_p),
+    )
 
 
 class Constant(c.Structure):
-    pass
-
-
-Constant._fields_ = (
-    ("name", c.c_char_p),
-    ("index", c.c_int),
-    ("size", c.c_uint32),
-    ("value", c.c_void_p),
-    ("is_set", c.c_bool),
-    ("next", c.POINTER(Constant)),
-)
+    _fields_ = (
+        ("name", c.c_char_p),
+        ("index", c.c_int),
+        ("size", c.c_uint32),
+        ("value", c.c_void_p),
+        ("is_set", c.c_bool),
+    )
 
 
 class Module(c.Structure):
-    _fields_ = (("kernels", c.POINTER(Kernel)), ("constants", c.POINTER(Constant)))
+    _fields_ = (
+        ("kernels", c.POINTER(c.POINTER(Kernel))),
+        ("kernels_end", c.c_void_p),
+        ("constants", c.POINTER(c.POINTER(Constant))),
+        ("constants_end", c.c_void_p),
+    )
+
+    def list_kernels(self) -> list[Kernel]:
+        return [self.kernels[i].contents for i in range(_length(self.kernels, self.kernels_end))]
+
+    def list_constants(self) -> list[Constant]:
+        n = _length(self.constants, self.constants_end)
+        return [self.constants[i].contents for i in range(n)]
+
+
+def _length(begin: Any, end: int | None) -> int:
+    """Length of an array of pointers; both ends are null when the linker found none."""
+    if not begin or end is None:
+        return 0
+    return (end - c.addressof(begin.contents)) // c.sizeof(c.c_void_p)

@@ -119,18 +119,23 @@ class _Rewriter:
             gate, text = "nullptr", "nullptr"
             if p.gate is not None:
                 gate, text = f"&emu_gate_{n}_{i}", f'"{p.gate}"'
-                out.append(f"static bool emu_gate_{n}_{i}() {{ return bool({p.gate}); }}")
+                out.append(
+                    f"EMU_UNTRACED static bool emu_gate_{n}_{i}() {{ return bool({p.gate}); }}"
+                )
             rows.append(f'{{"{p.name}", {p.source}, int({p.index}), {p.space}, {gate}, {text}}}')
         rows.append("{nullptr, kEmuBuffer, 0, kEmuNone, nullptr, nullptr}")
         arguments = "".join(f", ::emu::Argument<{p.source}, int({p.index})>" for p in parameters)
         out.append(f"static const emu_param emu_params_{n}[] = {{{', '.join(rows)}}};")
         out.append(f"using emu_entry_{n} = ::emu::Entry<decltype(&{function})>;")
         out.append(
-            f'static emu_kernel emu_kernel_{n} = {{"{name}", emu_params_{n}, emu_entry_{n}::types, '
-            f"{len(parameters)}, unsigned({max_threads}), "
-            f"&emu_entry_{n}::template invoke<&{function}{arguments}>, nullptr}};"
+            f'static const emu_kernel emu_kernel_{n} = {{"{name}", emu_params_{n}, '
+            f"emu_entry_{n}::types, {len(parameters)}, unsigned({max_threads}), "
+            f"&emu_entry_{n}::template invoke<&{function}{arguments}>}};"
         )
-        out.append(f"static const ::emu::Register emu_register_{n}(&emu_kernel_{n});")
+        out.append(
+            '__attribute__((used, section("emu_kernels"))) static const emu_kernel* const '
+            f"emu_listed_{n} = &emu_kernel_{n};"
+        )
         return " " + " ".join(out)
 
     def _arrays(self) -> None:
@@ -157,7 +162,7 @@ def rewrite(text: str) -> str:
     out = rewriter.run()
     if not rewriter.kernels:
         raise RewriteError("no kernel found")
-    return out + "\nemu_module emu_module_info;\n"
+    return out + "\nEMU_MODULE\n"
 
 
 def _blank(match: re.Match[str]) -> str:

@@ -42,11 +42,25 @@ KERNEL_FLAGS = (
     *("-Xclang", "-cl-single-precision-constant"),
 )
 
-MODE_KERNEL_FLAGS: dict[Mode, tuple[str, ...]] = {"fast": ("-O2",), "trace": (), "asan": ()}
-MODE_RUNTIME_FLAGS: dict[Mode, tuple[str, ...]] = {"fast": ("-O2",), "trace": (), "asan": ()}
+# Trace mode borrows the thread sanitizer's instrumentation and brings its own runtime. Every
+# access of the source has to stay one of at most 16 bytes, and a read before a write counts too.
+_TRACE = (
+    "-O1",
+    "-fsanitize=thread",
+    "-fno-vectorize",
+    "-fno-slp-vectorize",
+    *("-mllvm", "-tsan-instrument-read-before-write=1"),
+    *("-mllvm", "-tsan-instrument-func-entry-exit=0"),
+    *("-mllvm", "-tsan-handle-cxx-exceptions=0"),
+)
+
+MODE_KERNEL_FLAGS: dict[Mode, tuple[str, ...]] = {"fast": ("-O2",), "trace": _TRACE, "asan": ()}
+MODE_RUNTIME_FLAGS: dict[Mode, tuple[str, ...]] = {"fast": ("-O2",), "trace": ("-O2",), "asan": ()}
+
+_RUNTIME = ("fiber", "schedule", "collectives", "launch", "memory")
 RUNTIME_SOURCES: dict[Mode, tuple[str, ...]] = {
-    "fast": ("fiber", "schedule", "collectives", "launch", "memory", "untraced"),
-    "trace": (),
+    "fast": (*_RUNTIME, "untraced"),
+    "trace": (*_RUNTIME, "extents", "trace"),
     "asan": (),
 }
 

@@ -190,7 +190,7 @@ void arrive_at_threadgroup_barrier(Lane* lane, Simdgroup& group, uint32_t memory
     return;
   }
   tg.arrived = 0;
-  if (memory & kEmuMemoryThreadgroup) ++tg.epoch;
+  if (memory & kEmuMemoryThreadgroup) ++tg.worker->epoch;
   if (memory & kEmuMemoryDevice) ++tg.device_epoch;
   for (uint32_t i = 0; i < tg.n_simdgroups; ++i) tg.worker->simdgroups[i].blocked = false;
 }

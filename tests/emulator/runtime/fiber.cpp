@@ -6,8 +6,8 @@
 
 #include "machine.h"
 
-// The callee-saved registers of the System V ABI go to the stack; the return is an indirect jump, since the return
-// predictor knows nothing of the other stack.
+// The callee-saved registers of the System V ABI go to the stack. A plain return is predicted well: the lane that is
+// left and the lane that is entered nearly always stand at the same call.
 asm(R"(
 .text
 .p2align 5
@@ -28,8 +28,7 @@ emu_switch:
   popq %r12
   popq %rbx
   popq %rbp
-  popq %rcx
-  jmpq *%rcx
+  retq
 .size emu_switch,.-emu_switch
 )");
 

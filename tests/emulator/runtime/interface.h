@@ -67,7 +67,6 @@ struct emu_kernel {
   emu_u32 n_params;
   emu_u32 max_threads;  ///< 0: not stated
   void (*invoke)(const emu_thread*);
-  const emu_kernel* next;
 };
 
 struct emu_constant {
@@ -76,13 +75,14 @@ struct emu_constant {
   emu_u32 size;
   void* value;
   bool is_set;
-  emu_constant* next;
 };
 
-/// Filled by static constructors of a kernel library; its one exported symbol `emu_module_info` is of this type.
+/// A kernel library's one exported symbol, `emu_module_info`: the two lists that its linker gathered.
 struct emu_module {
-  const emu_kernel* kernels;
-  emu_constant* constants;  ///< those that instantiated code reads
+  const emu_kernel* const* kernels;
+  const emu_kernel* const* kernels_end;
+  emu_constant* const* constants;  ///< those that instantiated code reads
+  emu_constant* const* constants_end;
 };
 
 enum emu_barrier_scope { kEmuSimdgroupScope, kEmuThreadgroupScope };

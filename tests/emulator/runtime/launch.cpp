@@ -18,6 +18,8 @@
 namespace emu {
 namespace {
 
+alignas(64) char absent_argument[4096];
+
 std::mutex report_mutex;
 std::mutex pool_mutex;
 std::vector<std::unique_ptr<Worker>> pool;  // stacks are costly to map: kept from launch to launch
@@ -31,7 +33,6 @@ std::unique_ptr<Worker> take_worker() {
 }
 
 void give_back_worker(std::unique_ptr<Worker> worker) {
-  trace_release(*worker);
   const std::lock_guard<std::mutex> lock(pool_mutex);
   pool.push_back(std::move(worker));
 }
@@ -76,7 +77,8 @@ void setup_fault(Launch* launch, FaultKind kind, const char* format, ...) {
 
 bool set_constants(Launch* launch) {
   bool good = true;
-  for (emu_constant* c = launch->module->constants; c != nullptr; c = c->next) {
+  for (auto* entry = launch->module->constants; entry != launch->module->constants_end; ++entry) {
+    emu_constant* c = *entry;
     c->is_set = false;
     for (uint32_t i = 0; i < launch->n_constants; ++i) {
       if (launch->constant_index[i] != c->index) continue;
@@ -97,7 +99,7 @@ bool bind(Launch* launch) {
   bool good = true;
   for (uint32_t i = 0; i < kernel.n_params; ++i) {
     const emu_param& param = kernel.params[i];
-    if (param.source != kEmuBuffer || (param.gate != nullptr && !param.gate())) continue;
+    if (param.source != kEmuBuffer) continue;
     if (param.index < 0 || param.index >= int(kMaxBuffers)) {
       setup_fault(launch, kFaultSetup, "argument %s: buffer index %d is not in 0..%u", param.name, param.index,
                   kMaxBuffers - 1);
@@ -105,6 +107,11 @@ bool bind(Launch* launch) {
       continue;
     }
     Buffer& buffer = launch->buffers[param.index];
+    if (param.gate != nullptr && !param.gate()) {
+      // C++ takes references to be readable and may read an absent one early, without using what it read.
+      launch->arguments[param.index] = kernel.types[i].is_pointer ? nullptr : absent_argument;
+      continue;
+    }
     if (!buffer.bound) {
       setup_fault(launch, kFaultUnbound, "argument %s: buffer %d is not bound%s%s", param.name, param.index,
                   param.gate_text ? " though it is present, by function constant " : "",
@@ -155,6 +162,10 @@ void work(Launch* launch, Worker* worker) {
 
 }  // namespace
 
+bool is_absent_argument(uint64_t address) {
+  return address - reinterpret_cast<uint64_t>(absent_argument) < sizeof absent_argument;
+}
+
 void fatal(Lane* lane, FaultKind kind, const void* pc0, const void* pc1, const char* format, ...) {
   Worker& worker = *worker_of(lane);
   va_list arguments;
@@ -182,8 +193,8 @@ extern "C" {
 uint64_t emu_launch_bytes() { return sizeof(Launch); }
 
 const emu_kernel* emu_find_kernel(const emu_module* module, const char* name) {
-  for (const emu_kernel* kernel = module->kernels; kernel != nullptr; kernel = kernel->next) {
-    if (strcmp(kernel->name, name) == 0) return kernel;
+  for (auto* kernel = module->kernels; kernel != module->kernels_end; ++kernel) {
+    if (strcmp((*kernel)->name, name) == 0) return *kernel;
   }
   return nullptr;
 }
@@ -201,6 +212,7 @@ int emu_run(Launch* launch) {
     workers.push_back(take_worker());
     workers[i]->launch = launch;
     workers[i]->counters = Counters{};
+    trace_begin_worker(*workers[i]);
     ensure_stacks(*workers[i], n_threads);
   }
   for (uint32_t i = 1; i < n_workers; ++i) threads.emplace_back(work, launch, workers[i].get());

@@ -28,12 +28,14 @@ struct Lane {
   Lane* next;  ///< the simdgroup's ring of unfinished lanes
   Lane* previous;
   Simdgroup* simdgroup;
+  Worker* worker;
   uint32_t index;     ///< in the simdgroup
   uint32_t thread;    ///< in the threadgroup
   uint32_t fragment;  ///< offset of its pair in an 8x8 matrix
   uint32_t fragment_row_major;
   uint32_t idle_barriers;  ///< simdgroup barriers that order no memory, since the last collective
 };
+static_assert(sizeof(Lane) <= 64, "a Lane is one cache line");
 
 // Stack regions are aligned to their size. The Lane sits at an offset that differs from region to region: at equal
 // offsets the lanes of a simdgroup would compete for one cache set.
@@ -81,6 +83,7 @@ struct Array {
   const char* name = nullptr;
   uint64_t offset = 0;  ///< in the arena
   uint64_t bytes = 0;
+  uint32_t shift = 0;  ///< log2 of the granule in which trace mode looks at it
 };
 
 constexpr uint32_t kMaxArrays = 32;
@@ -97,7 +100,6 @@ struct Threadgroup {
   uint32_t memory;
   uint32_t first_simdgroup;
   void* pc;
-  uint32_t epoch;
   uint32_t device_epoch;
   uint64_t arena_used;   ///< with gaps
   uint64_t array_bytes;  ///< without
@@ -116,11 +118,12 @@ struct Worker {
   uint32_t n_stacks = 0;
   char* arena = nullptr;
   uint64_t random = 0;
+  uint32_t epoch = 0;  ///< new with every threadgroup and every barrier that orders threadgroup memory
   Counters counters;
   void* trace = nullptr;  ///< trace.cpp's own state
 };
 
-inline Worker* worker_of(const Lane* lane) { return lane->simdgroup->threadgroup->worker; }
+inline Worker* worker_of(const Lane* lane) { return lane->worker; }
 
 /// Saves the caller in `from` and continues `to`.
 extern "C" void emu_switch(Lane* from, Lane* to);
@@ -146,7 +149,9 @@ void report(Launch* launch, FaultKind kind, const void* pc0, const void* pc1, co
 void trace_begin_launch(Launch* launch);
 void trace_end_launch(Launch* launch);
 void trace_begin_threadgroup(Worker& worker);
-void trace_array(Worker& worker, const Array& array, uint64_t element_size);
-void trace_release(Worker& worker);
+void trace_begin_worker(Worker& worker);
+
+/// Whether an address is what absent references point to.
+bool is_absent_argument(uint64_t address);
 
 }  // namespace emu

@@ -55,13 +55,13 @@ extern "C" void* emu_threadgroup_array(
     array.name = name;
     array.offset = start;
     array.bytes = size;
+    array.shift = element_size % 2 == 0 ? 1 : 0;  // a lane's smallest access; coarser would see races that are none
     tg.arena_used = start + size;
 #if defined(EMU_ASAN)
     ASAN_POISON_MEMORY_REGION(worker.arena + start - kArenaGap, size + 2 * kArenaGap);
     ASAN_UNPOISON_MEMORY_REGION(worker.arena + start, size);
 #endif
     memset(worker.arena + start, 0xff, size);  // NaN in every float type
-    trace_array(worker, array, element_size);
   }
   return worker.arena + array.offset;
 }

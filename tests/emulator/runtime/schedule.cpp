@@ -37,6 +37,7 @@ void set_up_simdgroup(Worker& worker, Simdgroup& group, uint32_t index, uint32_t
     const uint64_t region = worker.stacks + (first + i) * kStackBytes;
     Lane* lane = lane_of_region(region);
     lane->simdgroup = &group;
+    lane->worker = &worker;
     lane->index = i;
     lane->thread = first + i;
     lane->fragment = (((i >> 4) << 2) | ((i >> 1) & 3)) * 8 + ((((i >> 3) & 1) << 2) | ((i & 1) << 1));
@@ -66,7 +67,8 @@ void run_threadgroup(Worker& worker, uint64_t linear) {
   tg.position[2] = linear / launch.grid[0] / launch.grid[1];
   tg.n_simdgroups = (n_threads + kSimdWidth - 1) / kSimdWidth;
   tg.arrived = tg.finished = 0;
-  tg.epoch = tg.device_epoch = 0;
+  tg.device_epoch = 0;
+  ++worker.epoch;
   tg.arena_used = tg.array_bytes = 0;
   tg.n_arrays = 0;
   tg.thread.buffers = launch.arguments;

@@ -5,6 +5,5 @@ namespace emu {
 void trace_begin_launch(Launch*) {}
 void trace_end_launch(Launch*) {}
 void trace_begin_threadgroup(Worker&) {}
-void trace_array(Worker&, const Array&, uint64_t) {}
-void trace_release(Worker&) {}
+void trace_begin_worker(Worker&) {}
 }  // namespace emu

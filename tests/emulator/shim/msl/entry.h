@@ -3,25 +3,21 @@
 
 #include "simdgroup_matrix.h"
 
-extern "C" __attribute__((visibility("default"))) emu_module emu_module_info;
+#define EMU_UNTRACED __attribute__((no_sanitize("thread", "address")))
 
 namespace emu {
 
-/// A function constant. Only constants that instantiated code converts to their value are registered, as only those
-/// have to be set when Metal builds a pipeline.
+/// A function constant. Only constants that instantiated code converts to their value are listed, as only those have to
+/// be set when Metal builds a pipeline. Nothing here runs at load time: the linker gathers the list.
 template <class T, class Tag>
 struct FunctionConstant {
   EMU_INLINE operator T() const {
-    (void)&registered;
+    (void)&listed;
     return value;
   }
   static inline T value{};
-  static inline emu_constant entry{Tag::name(), Tag::index, sizeof(T), &value, false, nullptr};
-  static inline const bool registered = [] {
-    entry.next = emu_module_info.constants;
-    emu_module_info.constants = &entry;
-    return true;
-  }();
+  static inline emu_constant entry{Tag::name(), Tag::index, sizeof(T), &value, false};
+  __attribute__((used, section("emu_constants"))) static inline emu_constant* const listed = &entry;
 };
 
 template <emu_source Source, int Index>
@@ -30,7 +26,7 @@ struct Argument {};
 template <class A>
 struct Fetch {  // scalars and vectors of positions
   template <emu_source Source, int Index>
-  static A get(const emu_thread& t) {
+  EMU_UNTRACED static A get(const emu_thread& t) {
     emu_u32 v[3] = {0, 0, 0};
     const emu_u32 in_group[3] = {t.thread % t.threads[0], t.thread / t.threads[0] % t.threads[1],
                                  t.thread / t.threads[0] / t.threads[1]};
@@ -67,15 +63,15 @@ struct Fetch {  // scalars and vectors of positions
     return make(v, static_cast<A*>(nullptr));
   }
   template <class T>
-  static T make(const emu_u32* v, T*) {
+  EMU_INLINE static T make(const emu_u32* v, T*) {
     return T(v[0]);
   }
   template <class T>
-  static metal::vec<T, 2> make(const emu_u32* v, metal::vec<T, 2>*) {
+  EMU_INLINE static metal::vec<T, 2> make(const emu_u32* v, metal::vec<T, 2>*) {
     return {T(v[0]), T(v[1])};
   }
   template <class T>
-  static metal::vec<T, 3> make(const emu_u32* v, metal::vec<T, 3>*) {
+  EMU_INLINE static metal::vec<T, 3> make(const emu_u32* v, metal::vec<T, 3>*) {
     return {T(v[0]), T(v[1]), T(v[2])};
   }
   static constexpr emu_param_type type{false, true, 0};
@@ -83,7 +79,7 @@ struct Fetch {  // scalars and vectors of positions
 template <class T>
 struct Fetch<T*> {
   template <emu_source Source, int Index>
-  static T* get(const emu_thread& t) {
+  EMU_UNTRACED static T* get(const emu_thread& t) {
     static_assert(Source == kEmuBuffer, "pointers are buffers");
     return static_cast<T*>(t.buffers[Index]);
   }
@@ -92,7 +88,7 @@ struct Fetch<T*> {
 template <class T>
 struct Fetch<T&> {
   template <emu_source Source, int Index>
-  static T& get(const emu_thread& t) {
+  EMU_UNTRACED static T& get(const emu_thread& t) {
     static_assert(Source == kEmuBuffer, "references are buffers");
     return *static_cast<T*>(t.buffers[Index]);
   }
@@ -109,18 +105,11 @@ struct Entry;
 template <class... A>
 struct Entry<void (*)(A...)> {
   template <void (*Function)(A...), class... Arguments>
-  static void invoke(const emu_thread* t) {
+  EMU_UNTRACED static void invoke(const emu_thread* t) {
     Function(fetch<A>(*t, Arguments{})...);
   }
   // One more, so that a kernel without arguments has an array too.
   static constexpr emu_param_type types[] = {Fetch<std::remove_cv_t<A>>::type..., {false, true, 0}};
-};
-
-struct Register {
-  explicit Register(emu_kernel* kernel) {
-    kernel->next = emu_module_info.kernels;
-    emu_module_info.kernels = kernel;
-  }
 };
 
 template <class T>
@@ -136,3 +125,15 @@ constexpr size_t element_size() {
     static constexpr int index = (number);              \
   };                                                    \
   static const ::emu::FunctionConstant<type, emu_constant_tag_##id> id;
+
+// Closes a kernel library.
+#define EMU_MODULE                                                                                  \
+  extern "C" {                                                                                      \
+  extern const emu_kernel* const __start_emu_kernels[] __attribute__((weak, visibility("hidden"))); \
+  extern const emu_kernel* const __stop_emu_kernels[] __attribute__((weak, visibility("hidden")));  \
+  extern emu_constant* const __start_emu_constants[] __attribute__((weak, visibility("hidden")));   \
+  extern emu_constant* const __stop_emu_constants[] __attribute__((weak, visibility("hidden")));    \
+  extern const emu_module emu_module_info;                                                          \
+  __attribute__((visibility("default"))) const emu_module emu_module_info = {                       \
+      __start_emu_kernels, __stop_emu_kernels, __start_emu_constants, __stop_emu_constants};        \
+  }
