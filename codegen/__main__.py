@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import io
 import sys
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from codegen.diagnostics import SpecErrors
 from codegen.model import KernelSpec, helper_kernels
 from codegen.render import Renderer, RenderError
 from codegen.resources import resources
-from codegen.specfile import load_specs
+from codegen.specfile import load_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 SPECS = ROOT / "specs"
@@ -85,10 +84,7 @@ def _spec_folder(parser: argparse.ArgumentParser, specs: Sequence[Path] | None) 
 
 
 def _run(options: argparse.Namespace, folder: Path) -> int:
-    paths = sorted(folder.glob("*.yaml"))
-    if not paths:
-        raise FileNotFoundError(errno.ENOENT, "no spec files (*.yaml) in this folder", str(folder))
-    files = load_specs(paths)
+    files = load_folder(folder)
     in_files = [kernel for file in files for kernel in file.kernels]
     whole = sorted((*in_files, *helper_kernels()), key=lambda kernel: kernel.sort_key)
     chosen = whole

@@ -46,6 +46,18 @@ class SpecFile:
     routes: tuple[Route, ...]
 
 
+def load_folder(folder: Path) -> tuple[SpecFile, ...]:
+    """Read all spec files of a folder; a raise is as of `load_specs`."""
+    misnamed = sorted(folder.glob("*.yml"))
+    if misnamed:
+        message = "spec files end in .yaml; rename it"
+        raise SpecErrors(Diagnostic(Location(_shown(p), 1), "", message) for p in misnamed)
+    paths = sorted(folder.glob("*.yaml"))
+    if not paths:
+        raise SpecErrors([Diagnostic(Location(_shown(folder), 1), "", "holds no *.yaml")])
+    return load_specs(paths)
+
+
 def load_specs(paths: Iterable[Path]) -> tuple[SpecFile, ...]:
     """Read spec files; they are legal, alone and together, when this returns.
 

@@ -54,7 +54,10 @@ def test_readable(spec: KernelSpec) -> None:
 
 @each_kernel
 def test_file_fits_its_row(spec: KernelSpec) -> None:
-    """The constants of the text are the spec's, and its arrays are the model's bytes."""
+    """The text has the spec's constants and the model's bytes, threads and barriers.
+
+    All barriers stand in the loop over steps, none in the tile library.
+    """
     text, res = text_of(spec), resources(spec)
     if spec.dtype is not Dtype.NONE:
         assert f"using T = {spec.dtype.msl};" in text
@@ -64,6 +67,7 @@ def test_file_fits_its_row(spec: KernelSpec) -> None:
             assert constants[name] == getattr(spec, name), name
     declared = threadgroup_bytes(text, constants)
     assert declared == res.threadgroup_bytes
+    assert text.count("threadgroup_barrier(") == res.barriers
     group = re.search(r"max_total_threads_per_threadgroup\((.*?)\)\]\]", text)
     assert group is not None
     assert evaluate(group[1], constants) == spec.threads

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from codegen.diagnostics import SpecErrors
 from codegen.model import KernelKind, Split
-from codegen.specfile import load_specs
+from codegen.specfile import load_folder, load_specs
 from tests.unit.spec_text import ROW, errors, load, with_row
 
 SPECS = Path(__file__).resolve().parents[2] / "specs"
@@ -247,6 +247,17 @@ def test_head_dim_in_two_files(tmp_path: Path) -> None:
         re.fullmatch(r"b.yaml:1: D=96: .*a.yaml:1 has D=96, Dv=96 too; keep one file for both", f)
         for f in found
     ), found
+
+
+def test_folder(tmp_path: Path) -> None:
+    """A folder without specs, or with one that would be passed over, is a mistake."""
+    with pytest.raises(SpecErrors, match=r"holds no \*\.yaml"):
+        load_folder(tmp_path)
+    load(tmp_path, VALID)
+    assert len(load_folder(tmp_path)) == 1
+    (tmp_path / "d64.yml").write_text(VALID)
+    with pytest.raises(SpecErrors, match=r"d64\.yml:1: spec files end in \.yaml; rename it"):
+        load_folder(tmp_path)
 
 
 def test_unreadable(tmp_path: Path) -> None:
