@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from codegen.model import TEMPLATES, TENSOR_DTYPES, Dtype, KernelSpec, helper_kernels
@@ -166,6 +166,7 @@ def wider(spec: KernelSpec, what: str) -> KernelSpec:
     return replace(spec, **{what: 2 * getattr(spec, what)})
 
 
+@settings(deadline=None)
 @given(tiles(), st.sampled_from(["BQ", "BK", "D"]))
 def test_monotone(spec: KernelSpec, what: str) -> None:
     assume(spec.OB % (8 * spec.WM) == 0)
@@ -174,6 +175,7 @@ def test_monotone(spec: KernelSpec, what: str) -> None:
     assert live_bytes(larger) >= live_bytes(spec)
 
 
+@settings(deadline=None)
 @given(tiles())
 def test_legal_is_within_the_limits(spec: KernelSpec) -> None:
     """No rule broken if and only if the tile makes sense and fits."""
@@ -197,6 +199,7 @@ def test_legal_is_within_the_limits(spec: KernelSpec) -> None:
         assert res.threadgroups_per_core >= 1
 
 
+@settings(deadline=None)
 @given(tiles())
 def test_remedy_is_legal(spec: KernelSpec) -> None:
     """What an error tells to try breaks no rule of its own kind."""

@@ -297,12 +297,16 @@ MUTATED_VALUES = [
 ]
 
 
+# Every example writes the same file of its test's folder anew.
+ONE_FOLDER = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
 @given(
     line=st.integers(0, VALID.count("\n") - 1),
     pick=st.integers(0, 7),
     value=st.sampled_from(MUTATED_VALUES) | st.text(max_size=6),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@settings(ONE_FOLDER, max_examples=300)
 def test_mutation(tmp_path: Path, line: int, pick: int, value: str) -> None:
     """One value replaced by anything: the file is accepted, or the error has a file and line."""
     lines = VALID.split("\n")
@@ -318,7 +322,7 @@ def test_mutation(tmp_path: Path, line: int, pick: int, value: str) -> None:
 @given(
     line=st.integers(0, VALID.count("\n") - 1), key=st.sampled_from(["BQ", "x", "on", "D", "<<"])
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(ONE_FOLDER)
 def test_mutated_key(tmp_path: Path, line: int, key: str) -> None:
     lines = VALID.split("\n")
     lines[line] = re.sub(r"\w+(?=:)", key, lines[line], count=1)
