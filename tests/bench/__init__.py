@@ -1,1 +1,1 @@
-"""Benchmarks and counts; each prints ratios taken in one run. ``python -m tests.bench`` lists them."""
+"""Benchmarks and counts: ratios taken in one run. ``python -m tests.bench`` lists them."""

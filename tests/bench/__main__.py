@@ -11,7 +11,8 @@ from tests import bench
 
 def main(arguments: list[str]) -> int:
     """Hand the arguments to the benchmark's own main."""
-    names = sorted(m.name for m in pkgutil.iter_modules(bench.__path__) if not m.name.startswith("_"))
+    modules = (module.name for module in pkgutil.iter_modules(bench.__path__))
+    names = sorted(name for name in modules if not name.startswith("_"))
     if not arguments or arguments[0] not in names:
         print("usage: python -m tests.bench NAME [options]\n")
         for name in names:
