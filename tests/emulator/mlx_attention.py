@@ -98,6 +98,7 @@ def run_steel(
     scale: float,
     causal: bool = False,
     mask: Array | None = None,
+    lse: Array | None = None,
     **options: Any,
 ) -> tuple[Array, Report]:
     """O (B,H,qL,D) of q (B,H,qL,D) and contiguous k, v (B,Hk,kL,D), with the launch's report."""
@@ -112,6 +113,8 @@ def run_steel(
         strides = [s // mask.itemsize for s in mask.strides[:3]]
         strides = [0 if n == 1 else s for n, s in zip(mask.shape[:3], strides, strict=True)]
         buffers |= {5: struct.pack("<3q", *strides), 6: mask}
+    if lse is not None:
+        buffers[8] = lse
     report = library.launch(
         kernel.name,
         grid=(-(-ql // bq), h, b),
@@ -123,7 +126,7 @@ def run_steel(
             300: mask is not None,
             301: causal,
             302: False,
-            303: False,
+            303: lse is not None,
         },
         **options,
     )
