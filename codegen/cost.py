@@ -20,6 +20,7 @@ from codegen.model import FRAGMENT, KernelKind, KernelSpec, Owner
 from codegen.resources import Resources, gemm_widths, resources
 
 FMA_PER_CLOCK = 128  # a core's float32 pipes
+L2_PLAN = 20  # bytes per clock and core; L2 was measured to give 32
 LOAD_UNIT = 128  # bytes of a 16-bit fragment pair per simdgroup: what c_l is a price for
 
 
@@ -104,7 +105,7 @@ def share_of_peak(spec: KernelSpec, res: Resources, c: Coefficients) -> float:
 
 
 def l2_bytes_per_clock(spec: KernelSpec, res: Resources, c: Coefficients) -> float:
-    """Return an upper bound of a core's reads from L2; above 20 of its 32 they may bind."""
+    """Return an upper bound of a core's reads from L2; above L2_PLAN they may bind."""
     return res.device_bytes / (step_clocks(spec, res, c) * spec.WM)
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from codegen.cost import FLOAT_APPLE9, FLOAT_M1, HALF, l2_bytes_per_clock, share_of_peak
+from codegen.cost import (
+    FLOAT_APPLE9,
+    FLOAT_M1,
+    HALF,
+    L2_PLAN,
+    Coefficients,
+    l2_bytes_per_clock,
+    share_of_peak,
+)
 from codegen.model import KernelSpec
 from codegen.resources import LIVE_WARNING, MIN_THREADS_PER_CORE, Resources
 
@@ -51,7 +59,15 @@ def warnings(spec: KernelSpec, res: Resources) -> list[str]:
     resident = res.threadgroups_per_core * spec.threads
     if resident < MIN_THREADS_PER_CORE:
         found.append(f"{resident} threads per core, below {MIN_THREADS_PER_CORE}")
+    reads = max(l2_bytes_per_clock(spec, res, fit) for fit in _fits(spec))
+    if reads > L2_PLAN:
+        found.append(f"reads {reads:.0f} B per clock from L2, above {L2_PLAN}")
     return found
+
+
+def _fits(spec: KernelSpec) -> tuple[Coefficients, ...]:
+    """Return the coefficients to show figures for: M1 and, where it differs, Apple9."""
+    return (FLOAT_M1, FLOAT_APPLE9) if spec.dtype.size == 4 else (HALF,)
 
 
 _HEADER = (
@@ -72,10 +88,9 @@ _HEADER = (
 
 def _predicted(spec: KernelSpec, res: Resources) -> tuple[str, str]:
     """Return L2 bytes per clock and share of peak, on M1 and, where it differs, Apple9."""
-    fits = (FLOAT_M1, FLOAT_APPLE9) if spec.dtype.size == 4 else (HALF,)
-    bytes_per_clock = max(l2_bytes_per_clock(spec, res, fit) for fit in fits)
-    shares = [f"{100 * share_of_peak(spec, res, fit):.0f}" for fit in fits]
-    return f"{bytes_per_clock:.0f}", " / ".join(shares)
+    reads = max(l2_bytes_per_clock(spec, res, fit) for fit in _fits(spec))
+    shares = [f"{100 * share_of_peak(spec, res, fit):.0f}" for fit in _fits(spec)]
+    return f"{reads:.0f}", " / ".join(shares)
 
 
 def table(kernels: Iterable[Kernel]) -> str:

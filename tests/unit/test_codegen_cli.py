@@ -27,6 +27,7 @@ D: 64
 fwd:
   - {dtypes: [float16], BQ: 32, BK: 32, WM: 4, WN: 1, split: none}
 """
+WARNED = "reads 26 B per clock from L2, above 20"
 D96 = D64.replace("64", "96")
 
 
@@ -237,6 +238,9 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert role.split()[1:10] == ["128", "2", "19,712", "448", "3", "512", "320", "32,768", "3"]
     assert role.endswith("warning: 448 B live per lane, above 416")
     assert "warning" not in by_name["flash_attn_fwd_float16_d128_bq32_bk32_wm4_wn1"]
+    assert main(["--explain", "--spec", str(ROOT / "specs" / "d256.yaml")]) == 0
+    warned = re.findall(r"^(\S+) .*warning: (.*)$", capsys.readouterr().out, re.M)
+    assert ("flash_attn_bwd_dkv_float32_d256_bq8_bk32_wm4_wn2", WARNED) in warned
 
 
 def test_eight_runs_at_once(specs: Path, tmp_path: Path) -> None:

@@ -8,10 +8,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
 
 from codegen.model import Dtype, KernelSpec, helper_kernels
+from codegen.render import Renderer
 from codegen.resources import Resources, resources
 from codegen.specfile import load_specs
+from tests.unit.tile_strategy import legal_tiles
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ROOT / "generated"
@@ -19,6 +22,7 @@ KERNELS = (
     *(k for file in load_specs(sorted((ROOT / "specs").glob("*.yaml"))) for k in file.kernels),
     *helper_kernels(),
 )
+RENDERER = Renderer()
 SIZES = {"half": 2, "bfloat": 2, "float": 4}
 
 each_kernel = pytest.mark.parametrize("spec", KERNELS, ids=lambda spec: spec.name)
@@ -54,11 +58,22 @@ def test_readable(spec: KernelSpec) -> None:
 
 @each_kernel
 def test_file_fits_its_row(spec: KernelSpec) -> None:
-    """The text has the spec's constants and the model's bytes, threads and barriers.
+    check_text(text_of(spec), spec)
+
+
+@settings(deadline=None)
+@given(legal_tiles())
+def test_any_legal_kernel_fits_its_model(spec: KernelSpec) -> None:
+    """What a tuner may write into a spec comes out as the model says, too."""
+    check_text(RENDERER.render(spec, resources(spec)), spec)
+
+
+def check_text(text: str, spec: KernelSpec) -> None:
+    """Check that the text has the spec's constants and the model's bytes, threads and barriers.
 
     All barriers stand in the loop over steps, none in the tile library.
     """
-    text, res = text_of(spec), resources(spec)
+    res = resources(spec)
     if spec.dtype is not Dtype.NONE:
         assert f"using T = {spec.dtype.msl};" in text
     constants = constants_of(text)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from codegen.model import TEMPLATES, TENSOR_DTYPES, Dtype, KernelSpec, helper_kernels
+from codegen.model import Dtype, KernelSpec, helper_kernels
 from codegen.resources import (
     ACCUMULATOR,
     LIVE_BASE,
@@ -25,6 +25,7 @@ from codegen.resources import (
 )
 from codegen.rules import STEPS, violations
 from tests.unit.spec_table import ROWS, Row, make_spec
+from tests.unit.tile_strategy import tiles
 
 F16, F32 = Dtype.FLOAT16, Dtype.FLOAT32
 
@@ -140,24 +141,6 @@ def test_helpers_take_nothing() -> None:
         res = resources(spec)
         assert (res.threadgroup_bytes, res.live_bytes) == (0, 0)
         assert spec.threads in (32, 128, 256)
-
-
-@st.composite
-def tiles(draw: st.DrawFn) -> KernelSpec:
-    """Any kernel that has a template, its tile legal or not."""
-    kind, split = draw(st.sampled_from([key for key in TEMPLATES if key[0].tiled]))
-    WM = draw(st.sampled_from([1, 2, 4, 8]))
-    owner = draw(st.sampled_from([8, 16, 24, 32, 64, 128]))
-    step = draw(st.sampled_from([8, 12, 16, 32, 64]))
-    D = draw(st.integers(1, 32)) * 8
-    tile = make_spec(
-        str(kind),
-        draw(st.sampled_from(TENSOR_DTYPES)),
-        str(D) if draw(st.booleans()) else f"{D}/{draw(st.integers(1, 32)) * 8}",
-        (owner, step, WM, split.WN),
-        str(split),
-    )
-    return replace(tile, BQ=step, BK=owner) if kind.owner.name == "KEY" else tile
 
 
 def wider(spec: KernelSpec, what: str) -> KernelSpec:
