@@ -222,8 +222,7 @@ class Recorder : public CommandSink {
   void fill(const Fill& fill) override { record("fill", to_string(fill.tensor), to_string(fill.value), fill.bytes); }
   void begin_concurrent() override { record("begin_concurrent"); }
   void end_concurrent() override { record("end_concurrent"); }
-  void set_kernel(const KernelInfo& kernel,
-                  std::span<const Constant> constants,
+  void set_kernel(const KernelInfo& kernel, std::span<const Constant> constants,
                   const std::string& specialised_name) override {
     std::map<int32_t, bool> values;
     for (const Constant& constant : constants) values[constant.index] = constant.value;

@@ -25,8 +25,8 @@ using mlx::core::metal::CommandEncoder;
 
 constexpr const char* kLibraryName = "flashrt";
 constexpr const char* kLibraryFile = "flashrt.metallib";
-// The build gives the metallib a function whose name carries a digest of the ABI and of the registry, and gives the same
-// digest to this file: what was built apart does not run together.
+// The build gives the metallib a function whose name carries a digest of the ABI and of the registry, and gives the
+// same digest to this file: what was built apart does not run together.
 #ifndef FLASHRT_KERNELS_TAG
 #error "FLASHRT_KERNELS_TAG must be the tag that runtime/metal/stamp.metal is compiled with"
 #endif
@@ -110,8 +110,7 @@ class MetalSink : public CommandSink {
   void begin_concurrent() override { concurrent_.emplace(encoder_); }
   void end_concurrent() override { concurrent_.reset(); }
 
-  void set_kernel(const KernelInfo& kernel,
-                  std::span<const Constant> constants,
+  void set_kernel(const KernelInfo& kernel, std::span<const Constant> constants,
                   const std::string& specialised_name) override {
     mx::metal::MTLFCList values;
     for (const Constant& constant : constants) {

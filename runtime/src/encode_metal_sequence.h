@@ -23,8 +23,7 @@ class CommandSink {
   virtual void begin_concurrent() = 0;
   virtual void end_concurrent() = 0;
   /// `specialised_name` is another for every other set of constants.
-  virtual void set_kernel(const KernelInfo& kernel,
-                          std::span<const Constant> constants,
+  virtual void set_kernel(const KernelInfo& kernel, std::span<const Constant> constants,
                           const std::string& specialised_name) = 0;
   virtual void bind_input(int32_t slot, const Buffer& buffer) = 0;
   virtual void bind_output(int32_t slot, const Buffer& buffer) = 0;

@@ -9,11 +9,9 @@ namespace {
 #define FLASHRT_KERNEL(name, kind, dtype, d, dv, bq, bk, wm, wn, split, rank, threads, threadgroup_bytes, live_bytes) \
   KernelInfo{#name, KernelKind::kind, KernelDtype::dtype, d,         dv, bq, bk, wm, wn, KernelSplit::split,          \
              rank,  threads,          threadgroup_bytes,  live_bytes},
-#define FLASHRT_ROUTE(...)
 constexpr std::array kKernels = {
 #include "registry.inc"
 };
-#undef FLASHRT_ROUTE
 #undef FLASHRT_KERNEL
 
 constexpr bool names_differ() {

@@ -42,7 +42,7 @@ enum class Tensor : int32_t {
 };
 
 /// Strides of the last axis in elements; Problem holds those of the first three. An operand whose last axis is not
-/// contiguous is packed into a temporary first.
+/// contiguous is packed into a temporary first. Outputs have a contiguous last axis.
 struct LastStrides {
   int64_t q = 1, k = 1, v = 1, o = 1, d_o = 1;
 };
@@ -88,7 +88,7 @@ using Extent = std::array<int64_t, 3>;
 
 struct Launch {
   const KernelInfo* kernel;
-  std::vector<Constant> constants;  ///< every function constant of the kernel's family; none for helper kernels
+  std::vector<Constant> constants;  ///< every function constant
   std::vector<Binding> bindings;    ///< one per slot the kernel declares with these constants, but for the parameters
   int32_t params_slot;
   std::vector<std::byte> params;

@@ -37,8 +37,8 @@ struct KeyGradient {
   Buffer parts{};
 };
 
-void bind_key_gradient(
-    PlanBuilder& builder, const Problem& p, AttentionCall& call, KeyGradient& gradient, int32_t n_splits) {
+void bind_key_gradient(PlanBuilder& builder, const Problem& p, AttentionCall& call, KeyGradient& gradient,
+                       int32_t n_splits) {
   const int64_t elements = p.B * p.Hk * p.kL * gradient.width;
   Buffer output = array_of(gradient.output);
   if (n_splits > 1) {
@@ -53,10 +53,7 @@ void bind_key_gradient(
   call.bindings.push_back(writes(gradient.slot, output));
 }
 
-void launch_reduce(PlanBuilder& builder,
-                   const Problem& p,
-                   const AttnParams& attention,
-                   const KeyGradient& gradient,
+void launch_reduce(PlanBuilder& builder, const Problem& p, const AttnParams& attention, const KeyGradient& gradient,
                    int32_t n_splits) {
   const int64_t n = p.B * p.Hk * p.kL * gradient.width;
   const ReduceParams params = {
@@ -73,20 +70,15 @@ void launch_reduce(PlanBuilder& builder,
                         &ReduceParams::first, n, kElementsPerGroup);
 }
 
-void launch_key_gradients(PlanBuilder& builder,
-                          const Problem& p,
-                          const KernelInfo& kernel,
-                          AttentionCall call,
-                          std::span<KeyGradient> gradients,
-                          int32_t n_splits,
-                          const Ownership& owned) {
+void launch_key_gradients(PlanBuilder& builder, const Problem& p, const KernelInfo& kernel, AttentionCall call,
+                          std::span<KeyGradient> gradients, int32_t n_splits, const Ownership& owned) {
   for (KeyGradient& gradient : gradients) bind_key_gradient(builder, p, call, gradient, n_splits);
   builder.launch_tiled(kernel, std::move(call), owned, n_splits);
 }
 
 /// dQ and, in the same kernel, the gradient of the additive mask.
-void launch_query_gradient(
-    PlanBuilder& builder, const Problem& p, const Operation& operation, const KernelInfo& kernel, AttentionCall call) {
+void launch_query_gradient(PlanBuilder& builder, const Problem& p, const Operation& operation, const KernelInfo& kernel,
+                           AttentionCall call) {
   const int64_t kv_bytes = p.kL * (p.D + p.Dv) * size_of(p.dtype);
   const Ownership owned = {p.H, p.qL, kernel.bq, ceil_div(kv_bytes, p.H / p.Hk)};
   Buffer d_q = array_of(Tensor::d_q);
@@ -126,7 +118,8 @@ Plan plan_backward(const Problem& p, const Operation& operation, const Device& d
   if (!query_side && !key_side) return builder.finish();
   const Strides4& d_mask = operation.d_mask_strides;
   if (operation.d_mask && ((d_mask.q == 0 && p.qL > 1) || (d_mask.k == 0 && p.kL > 1))) {
-    throw Unsupported{Unsupported::Reason::mask_gradient, "the gradient of a mask that is broadcast along rows or keys"};
+    throw Unsupported{Unsupported::Reason::mask_gradient,
+                      "the gradient of a mask that is broadcast along rows or keys"};
   }
   const KernelInfo& dq_kernel = builder.tiled_kernel(KernelKind::bwd_dq, operation.dq_kernel);
   const KernelInfo& dkv_kernel = builder.tiled_kernel(KernelKind::bwd_dkv, operation.dkv_kernel);

@@ -260,7 +260,7 @@ Operand PlanBuilder::row_bounds(const RowBounds& rows) {
   // As for the tile map: without diagonals their slot holds the segments.
   const Tensor diagonals = rows.has_diagonals ? Tensor::row_diagonals : rows.segments;
   const KernelInfo& kernel = helper_kernel(KernelKind::row_bounds);
-  launch(kernel, {},
+  launch(kernel, FunctionConstants{},
          {writes(kBufHelperOut, bounds), reads(kBufHelperIn0, rows.segments), reads(kBufHelperIn1, diagonals)},
          kBufHelperParams, params, {tiles, B, 1}, {kernel.threads, 1, 1});
   return {bounds, {.b = B == 1 ? 0 : tiles, .h = 0, .l = 1}};
@@ -289,8 +289,8 @@ void PlanBuilder::launch_tiled(const KernelInfo& kernel, AttentionCall call, con
   launch_heads(kernel, std::move(call), owned, 0, heads);
 }
 
-void PlanBuilder::launch_heads(
-    const KernelInfo& kernel, AttentionCall call, const Ownership& owned, int64_t first_head, int64_t heads) {
+void PlanBuilder::launch_heads(const KernelInfo& kernel, AttentionCall call, const Ownership& owned, int64_t first_head,
+                               int64_t heads) {
   const int64_t n_blocks = ceil_div(owned.length, owned.block);
   call.params.n_blocks = to_int(n_blocks);
   call.constants.align_Q = problem_.qL % kernel.bq == 0;
@@ -304,7 +304,7 @@ void PlanBuilder::launch_heads(
   }
   for (int64_t first = first_head * n_blocks; first < end; first += device_.max_threadgroups) {
     call.params.first_threadgroup = static_cast<uint32_t>(first);
-    launch(kernel, call.constants.list(), call.bindings, kBufParams, call.params,
+    launch(kernel, call.constants, call.bindings, kBufParams, call.params,
            {std::min(end - first, device_.max_threadgroups), call.params.n_splits, 1}, {32, kernel.wm * kernel.wn, 1});
   }
 }

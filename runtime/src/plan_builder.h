@@ -11,7 +11,7 @@
 
 namespace flashrt {
 
-/// A value for every function constant of the attention kernels.
+/// A value for every function constant. Helper kernels read none, but include headers that name them all.
 struct FunctionConstants {
 #define FLASHRT_MEMBER(index, name) bool name = false;
   FLASHRT_FUNCTION_CONSTANTS(FLASHRT_MEMBER)
@@ -77,24 +77,20 @@ class PlanBuilder {
   void launch_tiled(const KernelInfo& kernel, AttentionCall call, const Ownership& owned, int32_t n_splits);
 
   /// Launches it over heads [first_head, first_head + heads) of all batches; call.params says how they are grouped.
-  void launch_heads(
-      const KernelInfo& kernel, AttentionCall call, const Ownership& owned, int64_t first_head, int64_t heads);
+  void launch_heads(const KernelInfo& kernel, AttentionCall call, const Ownership& owned, int64_t first_head,
+                    int64_t heads);
 
   /// Launches a helper kernel over `items`, `per_group` of which go to a threadgroup. `first` is the member of Params
   /// that says where a launch beyond the grid limit starts.
   template <class Params>
-  void launch_helper(KernelKind kind,
-                     std::vector<Binding> bindings,
-                     Params params,
-                     int64_t Params::* first,
-                     int64_t items,
-                     int64_t per_group) {
+  void launch_helper(KernelKind kind, std::vector<Binding> bindings, Params params, int64_t Params::* first,
+                     int64_t items, int64_t per_group) {
     const KernelInfo& kernel = helper_kernel(kind);
     const int64_t groups = (items + per_group - 1) / per_group;
     for (int64_t done = 0; done < groups; done += device_.max_threadgroups) {
       params.*first = done * per_group;
       const int64_t now = std::min(groups - done, device_.max_threadgroups);
-      launch(kernel, {}, bindings, kBufHelperParams, params, {now, 1, 1}, {kernel.threads, 1, 1});
+      launch(kernel, FunctionConstants{}, bindings, kBufHelperParams, params, {now, 1, 1}, {kernel.threads, 1, 1});
     }
   }
 
@@ -115,17 +111,12 @@ class PlanBuilder {
   Operand row_bounds(const RowBounds& rows);
 
   template <class Params>
-  void launch(const KernelInfo& kernel,
-              std::vector<Constant> constants,
-              std::vector<Binding> bindings,
-              int32_t params_slot,
-              const Params& params,
-              const Extent& grid,
-              const Extent& group) {
+  void launch(const KernelInfo& kernel, const FunctionConstants& constants, std::vector<Binding> bindings,
+              int32_t params_slot, const Params& params, const Extent& grid, const Extent& group) {
     std::vector<std::byte> bytes(sizeof(Params));
     std::memcpy(bytes.data(), &params, sizeof(Params));
     plan_.launches.push_back(
-        {&kernel, std::move(constants), std::move(bindings), params_slot, std::move(bytes), grid, group, stage_});
+        {&kernel, constants.list(), std::move(bindings), params_slot, std::move(bytes), grid, group, stage_});
   }
 
   const Problem& problem_;
