@@ -57,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json and not options.list:
         parser.error("--json goes with --list")
     folder = _spec_folder(parser, options.spec)
-    if options.out is None and folder != SPECS:
+    writes = not (options.list or options.explain)
+    if writes and options.out is None and folder != SPECS:
         parser.error(f"--out is needed for specs outside {SPECS.name}/")
     try:
         return _run(options, folder)
@@ -65,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return EXIT_BAD_INPUT
     except OSError as error:
-        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"{place}{error.strerror}", file=sys.stderr)
         return EXIT_BAD_INPUT
 
 

@@ -14,6 +14,7 @@ from codegen.cost import (
     l2_bytes_per_clock,
     share_of_peak,
 )
+from codegen.emit import kernel_columns
 from codegen.model import KernelSpec
 from codegen.resources import LIVE_WARNING, MIN_THREADS_PER_CORE, Resources
 
@@ -26,29 +27,20 @@ def names(kernels: Iterable[Kernel]) -> str:
 
 
 def as_json(kernels: Iterable[Kernel]) -> str:
-    """Return the registry's columns as a JSON list."""
+    """Return the registry's columns, and where the kernel comes from, as a JSON list."""
     rows = [
         {
-            "name": spec.name,
-            "kind": str(spec.kind),
-            "dtype": str(spec.dtype),
-            "d": spec.D,
-            "dv": spec.Dv,
-            "bq": spec.BQ,
-            "bk": spec.BK,
-            "wm": spec.WM,
-            "wn": spec.WN,
-            "split": str(spec.split),
-            "rank": spec.rank,
-            "threads": spec.threads,
-            "threadgroup_bytes": res.threadgroup_bytes,
-            "live_bytes": res.live_bytes,
+            **{key: _json(value) for key, value in kernel_columns(spec, res).items()},
             "spec": spec.spec_path,
             "template": spec.template,
         }
         for spec, res in kernels
     ]
     return json.dumps(rows, indent=1) + "\n"
+
+
+def _json(value: object) -> object:
+    return value if isinstance(value, int) else str(value)
 
 
 def warnings(spec: KernelSpec, res: Resources) -> list[str]:

@@ -26,15 +26,16 @@ ACCUMULATOR = 4  # bytes of a float32 accumulator, score or row statistic
 class Staging(Enum):
     """Which tiles lie in threadgroup memory: both of a step or one in turn, and the owner's."""
 
-    BOTH_AND_OWNER = ("2+o", True, True)
-    BOTH = ("2", True, False)
-    ONE_AND_OWNER = ("1+o", False, True)
-    ONE = ("1", False, False)
+    BOTH_AND_OWNER = ("2+o", True, True, "both tiles and owner rows")
+    BOTH = ("2", True, False, "both tiles")
+    ONE_AND_OWNER = ("1+o", False, True, "one tile in turn and owner rows")
+    ONE = ("1", False, False, "one tile in turn")
 
-    def __init__(self, token: str, kv_resident: bool, owner_staged: bool) -> None:
+    def __init__(self, token: str, kv_resident: bool, owner_staged: bool, words: str) -> None:
         self.token = token
         self.kv_resident = kv_resident
         self.owner_staged = owner_staged
+        self.words = words
 
     def __str__(self) -> str:
         return self.token
@@ -119,8 +120,8 @@ def _stats_bytes(spec: KernelSpec) -> int:
     return 2 * ACCUMULATOR * spec.C if spec.kind is KernelKind.BWD_DKV else 0
 
 
-# The slot holds P as half for both 16-bit types and as float for float32: spec.dtype.size bytes.
 def _slot_bytes(spec: KernelSpec) -> int:
+    # P is half for both 16-bit types and float for float32: spec.dtype.size bytes.
     return spec.WM * spec.R * spec.C * spec.dtype.size if spec.roles > 1 else 0
 
 
@@ -237,7 +238,7 @@ def _device_bytes(spec: KernelSpec, owner_staged: bool) -> int:
 def _model_line(spec: KernelSpec, threadgroup_bytes: int, live: int, staging: Staging) -> str:
     return (
         f"{spec.threads} threads, {threadgroup_bytes:,} of {THREADGROUP_LIMIT:,} B threadgroup, "
-        f"{live} of {LIVE_LIMIT} B live per lane, staging {staging}"
+        f"{live} of {LIVE_LIMIT} B/lane live, {staging.words} staged"
     )
 
 

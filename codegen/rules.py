@@ -61,7 +61,7 @@ def _shape_violations(spec: KernelSpec) -> Iterator[Violation]:
     elif spec.WN != spec.split.WN:
         yield Violation(
             "WN",
-            f"split {spec.split} has {spec.split.WN} simdgroups per row group; try {spec.split.WN}",
+            f"must be {spec.split.WN} with split: {spec.split}; try {spec.split.WN}",
         )
     elif spec.WM * spec.WN > MAX_SIMDGROUPS:
         yield Violation(

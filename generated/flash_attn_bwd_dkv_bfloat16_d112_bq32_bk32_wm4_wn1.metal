@@ -2,7 +2,7 @@
 //   spec        specs/d112.yaml : bwd_dkv, bfloat16
 //   template    codegen/templates/flash_attn_bwd_dkv.metal.mako
 //   regenerate  python -m codegen
-//   model       128 threads, 15,616 of 32,768 B threadgroup, 400 of 512 B live per lane, staging 2
+//   model       128 threads, 15,616 of 32,768 B threadgroup, 400 of 512 B/lane live, both tiles staged
 #include "flashrt/attention.h"
 
 using namespace flashrt;

@@ -2,7 +2,7 @@
 //   spec        specs/d64.yaml : bwd_dkv, float16
 //   template    codegen/templates/flash_attn_bwd_dkv.metal.mako
 //   regenerate  python -m codegen
-//   model       128 threads, 18,688 of 32,768 B threadgroup, 304 of 512 B live per lane, staging 2+o
+//   model       128 threads, 18,688 of 32,768 B threadgroup, 304 of 512 B/lane live, both tiles and owner rows staged
 #include "flashrt/attention.h"
 
 using namespace flashrt;

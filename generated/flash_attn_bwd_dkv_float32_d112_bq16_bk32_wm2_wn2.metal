@@ -2,7 +2,7 @@
 //   spec        specs/d112.yaml : bwd_dkv, float32
 //   template    codegen/templates/flash_attn_bwd_dkv_role.metal.mako
 //   regenerate  python -m codegen
-//   model       128 threads, 17,024 of 32,768 B threadgroup, 384 of 512 B live per lane, staging 2
+//   model       128 threads, 17,024 of 32,768 B threadgroup, 384 of 512 B/lane live, both tiles staged
 #include "flashrt/attention.h"
 
 using namespace flashrt;

@@ -2,7 +2,7 @@
 //   spec        specs/d96.yaml : bwd_dq, bfloat16
 //   template    codegen/templates/flash_attn_bwd_dq.metal.mako
 //   regenerate  python -m codegen
-//   model       128 threads, 13,312 of 32,768 B threadgroup, 272 of 512 B live per lane, staging 2
+//   model       128 threads, 13,312 of 32,768 B threadgroup, 272 of 512 B/lane live, both tiles staged
 #include "flashrt/attention.h"
 
 using namespace flashrt;

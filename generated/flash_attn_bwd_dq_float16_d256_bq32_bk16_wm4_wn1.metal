@@ -2,7 +2,7 @@
 //   spec        specs/d256.yaml : bwd_dq, float16
 //   template    codegen/templates/flash_attn_bwd_dq.metal.mako
 //   regenerate  python -m codegen
-//   model       128 threads, 16,896 of 32,768 B threadgroup, 392 of 512 B live per lane, staging 2
+//   model       128 threads, 16,896 of 32,768 B threadgroup, 392 of 512 B/lane live, both tiles staged
 #include "flashrt/attention.h"
 
 using namespace flashrt;

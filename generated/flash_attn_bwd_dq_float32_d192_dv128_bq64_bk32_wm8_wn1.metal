@@ -2,7 +2,7 @@
 //   spec        specs/d192.yaml : bwd_dq, float32
 //   template    codegen/templates/flash_attn_bwd_dq.metal.mako
 //   regenerate  python -m codegen
-//   model       256 threads, 25,088 of 32,768 B threadgroup, 384 of 512 B live per lane, staging 1
+//   model       256 threads, 25,088 of 32,768 B threadgroup, 384 of 512 B/lane live, one tile in turn staged
 #include "flashrt/attention.h"
 
 using namespace flashrt;

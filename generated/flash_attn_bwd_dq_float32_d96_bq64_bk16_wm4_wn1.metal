@@ -2,7 +2,7 @@
 //   spec        specs/d96.yaml : bwd_dq, float32
 //   template    codegen/templates/flash_attn_bwd_dq.metal.mako
 //   regenerate  python -m codegen
-//   model       128 threads, 12,800 of 32,768 B threadgroup, 384 of 512 B live per lane, staging 2
+//   model       128 threads, 12,800 of 32,768 B threadgroup, 384 of 512 B/lane live, both tiles staged
 #include "flashrt/attention.h"
 
 using namespace flashrt;

@@ -2,7 +2,7 @@
 //   spec        specs/d256.yaml : fwd, bfloat16
 //   template    codegen/templates/flash_attn_fwd.metal.mako
 //   regenerate  python -m codegen
-//   model       128 threads, 16,896 of 32,768 B threadgroup, 384 of 512 B live per lane, staging 1
+//   model       128 threads, 16,896 of 32,768 B threadgroup, 384 of 512 B/lane live, one tile in turn staged
 #include "flashrt/attention.h"
 
 using namespace flashrt;

@@ -2,7 +2,7 @@
 //   spec        specs/d128.yaml : fwd, float16
 //   template    codegen/templates/flash_attn_fwd.metal.mako
 //   regenerate  python -m codegen
-//   model       128 threads, 17,408 of 32,768 B threadgroup, 256 of 512 B live per lane, staging 2
+//   model       128 threads, 17,408 of 32,768 B threadgroup, 256 of 512 B/lane live, both tiles staged
 #include "flashrt/attention.h"
 
 using namespace flashrt;

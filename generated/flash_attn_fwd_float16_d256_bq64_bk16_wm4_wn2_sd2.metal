@@ -2,7 +2,7 @@
 //   spec        specs/d256.yaml : fwd, float16
 //   template    codegen/templates/flash_attn_fwd_split_d.metal.mako
 //   regenerate  python -m codegen
-//   model       256 threads, 25,088 of 32,768 B threadgroup, 384 of 512 B live per lane, staging 2
+//   model       256 threads, 25,088 of 32,768 B threadgroup, 384 of 512 B/lane live, both tiles staged
 #include "flashrt/attention.h"
 
 using namespace flashrt;

@@ -2,7 +2,7 @@
 //   spec        specs/d72.yaml : fwd, float16
 //   template    codegen/templates/flash_attn_fwd.metal.mako
 //   regenerate  python -m codegen
-//   model       128 threads, 13,824 of 32,768 B threadgroup, 200 of 512 B live per lane, staging 2+o
+//   model       128 threads, 13,824 of 32,768 B threadgroup, 200 of 512 B/lane live, both tiles and owner rows staged
 #include "flashrt/attention.h"
 
 using namespace flashrt;

@@ -2,7 +2,7 @@
 //   spec        specs/d128.yaml : fwd, float32
 //   template    codegen/templates/flash_attn_fwd.metal.mako
 //   regenerate  python -m codegen
-//   model       128 threads, 16,896 of 32,768 B threadgroup, 416 of 512 B live per lane, staging 1
+//   model       128 threads, 16,896 of 32,768 B threadgroup, 416 of 512 B/lane live, one tile in turn staged
 #include "flashrt/attention.h"
 
 using namespace flashrt;

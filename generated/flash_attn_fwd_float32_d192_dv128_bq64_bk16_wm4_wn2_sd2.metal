@@ -2,7 +2,7 @@
 //   spec        specs/d192.yaml : fwd, float32
 //   template    codegen/templates/flash_attn_fwd_split_d.metal.mako
 //   regenerate  python -m codegen
-//   model       256 threads, 29,184 of 32,768 B threadgroup, 256 of 512 B live per lane, staging 2
+//   model       256 threads, 29,184 of 32,768 B threadgroup, 256 of 512 B/lane live, both tiles staged
 #include "flashrt/attention.h"
 
 using namespace flashrt;

@@ -216,6 +216,11 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_list_of_other_specs_needs_no_out(specs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list", "--spec", str(specs / "d96.yaml")]) == 0
+    assert capsys.readouterr().out == "flash_attn_fwd_float16_d96_bq32_bk32_wm4_wn1\n"
+
+
 def test_list_json_agrees_with_the_registry(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)

@@ -80,7 +80,7 @@ TILE_MISTAKES = [
     ("bwd_dkv", "BQ", "48", "a.yaml:3: bwd_dkv.BQ=48: must be one of 8, 16, 32, 64; try 32"),
     ("fwd", "WM", "16", "a.yaml:3: fwd.WM=16: WM*WN = 16 simdgroups, at most 8; try 8"),
     ("fwd", "WM", "3", "a.yaml:3: fwd.WM=3: no BQ fits 3 row groups; try WM: 4"),
-    ("fwd", "WN", "2", "a.yaml:3: fwd.WN=2: split none has 1 simdgroups per row group; try 1"),
+    ("fwd", "WN", "2", "a.yaml:3: fwd.WN=2: must be 1 with split: none; try 1"),
     (
         "fwd",
         "split",
