@@ -254,11 +254,11 @@ def compare(
     error = np.where(np.isnan(error), np.inf, error)
     share = np.divide(error, bound, out=np.where(error > 0, np.inf, 0.0), where=bound > 0)
     finite = np.where(np.isfinite(expected), np.abs(expected), 0.0)
-    # In units of the largest value beside it, and of a floor: what cancels to nothing has the
-    # rounding of its terms, and those of an LSE are logits and log2(l).
+    # In units of the largest value beside it. What cancels to next to nothing has the rounding of
+    # its terms instead and is left to its bound; the terms of an LSE are logits and log2(l).
     large = finite.max((-1, -2), keepdims=True) if finite.ndim > 1 else finite.max()
-    large = np.maximum(large, 1.0 if name == "lse" else 2.0**-6)
-    units = (error / np.maximum(UNIT[dtype] * large, SUBNORMAL[dtype])).max()
+    large = np.maximum(large, 1.0) if name == "lse" else large
+    units = np.where(large < 2.0**-6, 0.0, error / np.maximum(UNIT[dtype] * large, 1e-38)).max()
     bad = share > 1
     complaint = ""
     if bad.any():

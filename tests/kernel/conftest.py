@@ -17,10 +17,7 @@ def record(request: pytest.FixtureRequest) -> Record:
     """Keep the errors of a verdict for the summary."""
 
     def keep(kernel: Kernel, verdict: check.Verdict) -> None:
-        rows = [
-            (kernel.dtype if c.name != "lse" else "float32", c.name, c.units, c.share, kernel.name)
-            for c in verdict.comparisons
-        ]
+        rows = [(c.dtype, c.name, c.units, c.share, kernel.name) for c in verdict.comparisons]
         request.node.user_properties.append(("errors", rows))
 
     return keep
