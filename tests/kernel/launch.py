@@ -22,7 +22,7 @@ from tests.kernel.registry import Kernel, by_kind
 from tests.kernel.storage import Strided, place
 
 Array = NDArray[Any]
-CHECKED = "fast"  # the emulator's mode that watches most
+CHECKED = "trace"  # the emulator's mode that watches most
 NO_LIMIT = 2**30  # of a window
 GUARD = 256  # elements of poison around every tensor where the emulator does not watch bounds
 
