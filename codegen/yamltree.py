@@ -82,11 +82,16 @@ class _Parser:
         self._text = text
         self._path = path
         self._diagnostics: list[Diagnostic] = []
+        self._depth = self._documents = 0
 
     def tree(self) -> Node | None:
         events: list[yaml.Event] = []
         try:
-            events += list(yaml.parse(self._text, Loader=yaml.SafeLoader))
+            for event in yaml.parse(self._text, Loader=yaml.SafeLoader):
+                events.append(event)
+                self._refuse_features(event)
+                if self._depth > MAX_DEPTH:
+                    break  # scanning on takes time that grows with the square of the depth
         except yaml.reader.ReaderError as error:
             line = self._text.count("\n", 0, error.position) + 1
             self._report(line, f"character #x{error.character:04x} is not allowed in YAML")
@@ -94,8 +99,6 @@ class _Parser:
             mark = error.problem_mark or error.context_mark
             problem = " ".join(part for part in (error.context, error.problem) if part)
             self._report(mark.line + 1 if mark else 1, f"not YAML: {problem}")
-        self._stop_if_wrong()
-        self._refuse_features(events)
         self._stop_if_wrong()
         root = None
         stream = iter(events)
@@ -114,27 +117,25 @@ class _Parser:
         if self._diagnostics:
             raise TreeError(self._diagnostics)
 
-    def _refuse_features(self, events: list[yaml.Event]) -> None:
-        depth = documents = 0
-        for event in events:
-            line = _line(event)
-            if isinstance(event, yaml.DocumentStartEvent):
-                documents += 1
-                if documents == 2:
-                    self._report(line, "a second document; a spec file holds one")
-            if isinstance(event, yaml.AliasEvent):
-                self._report(line, "aliases are refused; write the value out", f"*{event.anchor}")
-            elif isinstance(event, yaml.NodeEvent) and event.anchor is not None:
-                self._report(line, "anchors are refused; write the value out", f"&{event.anchor}")
-            tag = getattr(event, "tag", None)
-            if tag is not None:
-                self._report(line, "tags are not allowed; write the plain value", tag)
-            if isinstance(event, yaml.CollectionStartEvent):
-                depth += 1
-                if depth == MAX_DEPTH + 1:
-                    self._report(line, f"nested deeper than {MAX_DEPTH}; a spec nests four deep")
-            elif isinstance(event, yaml.CollectionEndEvent):
-                depth -= 1
+    def _refuse_features(self, event: yaml.Event) -> None:
+        line = _line(event)
+        if isinstance(event, yaml.DocumentStartEvent):
+            self._documents += 1
+            if self._documents == 2:
+                self._report(line, "a second document; a spec file holds one")
+        if isinstance(event, yaml.AliasEvent):
+            self._report(line, "aliases are refused; write the value out", f"*{event.anchor}")
+        elif isinstance(event, yaml.NodeEvent) and event.anchor is not None:
+            self._report(line, "anchors are refused; write the value out", f"&{event.anchor}")
+        tag = getattr(event, "tag", None)
+        if tag is not None:
+            self._report(line, "tags are not allowed; write the plain value", tag)
+        if isinstance(event, yaml.CollectionStartEvent):
+            self._depth += 1
+            if self._depth > MAX_DEPTH:
+                self._report(line, f"nested deeper than {MAX_DEPTH}; a spec nests four deep")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            self._depth -= 1
 
     def _node(self, event: yaml.Event, stream: Iterator[yaml.Event], key: str) -> Node:
         line = _line(event)
