@@ -20,7 +20,8 @@ def test_findings_have_file_and_line(tmp_path: Path) -> None:
     (tmp_path / "generated").mkdir()
     (tmp_path / "runtime" / "metal" / "flashrt").mkdir(parents=True)
     (tmp_path / "runtime" / "metal" / "flashrt" / "twice.h").write_text(
-        "#pragma once\n#include <metal_stdlib>\n\ninline float twice(float* x) { return 2.0f * *x; }\n"
+        "#pragma once\n#include <metal_stdlib>\n\n"
+        "inline float twice(float* x) { return 2.0f * *x; }\n"
     )
     (tmp_path / "generated" / "k.metal").write_text(
         '#include "flashrt/twice.h"\n'
