@@ -132,6 +132,12 @@ def test_codegen_needs_neither_runtime_nor_tests() -> None:
             assert (package in used) <= (path.stem == importer), f"{path.name} imports {package}"
 
 
+def test_runtime_needs_no_generator() -> None:
+    """An installed flashrt reads no YAML and renders nothing."""
+    for path in python_files("runtime/flashrt"):
+        assert not packages(path) & {"codegen", "mako", "yaml", "tests"}, path
+
+
 def test_emulator_needs_no_mlx() -> None:
     """The emulator runs kernels where mlx does not install."""
     for path in python_files("tests/emulator", "tests/lint"):
