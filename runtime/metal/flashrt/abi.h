@@ -21,14 +21,14 @@ enum BufferIndex : int32_t {
   kBufO = 3,
   kBufLse = 4,  ///< f32 (B,H,qL), log2 domain: m + log2(l), -inf for a row that sees no key
   kBufParams = 5,
-  kBufMask = 6,         ///< bool bytes, T or f32: constants 308, 309
-  kBufSinks = 7,        ///< f32 (H), natural-log logits
-  kBufAlibi = 8,        ///< f32 slopes
-  kBufTileMap = 9,      ///< uint8 per 32x32 tile of scores: 0 = nothing visible
-  kBufQSegments = 10,   ///< int32 id per query row
-  kBufKSegments = 11,   ///< int32 id per key
-  kBufQBounds = 12,     ///< int32[4] per 32 query rows: segment min, max, diagonal min, max
-  kBufKBounds = 13,     ///< int32[4] per 32 keys: segment min, max, unused, unused
+  kBufMask = 6,           ///< bool bytes, T or f32: constants 308, 309
+  kBufSinks = 7,          ///< f32 (H), natural-log logits
+  kBufAlibi = 8,          ///< f32 slopes
+  kBufTileMap = 9,        ///< uint8 per 32x32 tile of scores: 0 = nothing visible
+  kBufQSegments = 10,     ///< int32 id per query row
+  kBufKSegments = 11,     ///< int32 id per key
+  kBufQBounds = 12,       ///< int32[4] per 32 query rows: segment min, max, diagonal min, max
+  kBufKBounds = 13,       ///< int32[4] per 32 keys: segment min, max, unused, unused
   kBufRowDiagonals = 14,  ///< int32 key position of each query row's diagonal
   kBufDO = 15,
   kBufDelta = 16,  ///< f32 (B,H,qL): rowsum(dO*O) - dLSE (natural)
@@ -52,20 +52,20 @@ enum HelperBufferIndex : int32_t {
 };
 
 // X(index, name): every one is a bool, gates whole statements, and is always set by the host.
-#define FLASHRT_FUNCTION_CONSTANTS(X)                                          \
-  X(200, align_Q)           /* qL is a multiple of the kernel's BQ */          \
-  X(201, align_K)           /* kL is a multiple of the kernel's BK */          \
-  X(300, has_mask)          /* kBufMask is read */                             \
-  X(301, do_causal)         /* keys beyond a row's diagonal are hidden */      \
-  X(302, has_block_mask)    /* kBufTileMap is read */                          \
-  X(303, has_window)        /* window_left, window_right apply */              \
-  X(304, has_softcap)                                                          \
-  X(305, has_sinks)                                                            \
-  X(306, has_alibi)                                                            \
-  X(307, has_segments)      /* kBuf{Q,K}Segments and kBuf{Q,K}Bounds */        \
-  X(308, mask_is_bool)      /* with has_mask: bytes, zero hides */             \
-  X(309, mask_is_f32)       /* with has_mask: f32; neither: the kernel's T */  \
-  X(310, has_row_diagonals) /* kBufRowDiagonals replaces row + q_off */        \
+#define FLASHRT_FUNCTION_CONSTANTS(X)                                           \
+  X(200, align_Q)        /* qL is a multiple of the kernel's BQ */              \
+  X(201, align_K)        /* kL is a multiple of the kernel's BK */              \
+  X(300, has_mask)       /* kBufMask is read */                                 \
+  X(301, do_causal)      /* keys beyond a row's diagonal are hidden */          \
+  X(302, has_block_mask) /* kBufTileMap is read */                              \
+  X(303, has_window)     /* window_left, window_right apply */                  \
+  X(304, has_softcap)                                                           \
+  X(305, has_sinks)                                                             \
+  X(306, has_alibi)                                                             \
+  X(307, has_segments)      /* kBuf{Q,K}Segments and kBuf{Q,K}Bounds */         \
+  X(308, mask_is_bool)      /* with has_mask: bytes, zero hides */              \
+  X(309, mask_is_f32)       /* with has_mask: f32; neither: the kernel's T */   \
+  X(310, has_row_diagonals) /* kBufRowDiagonals replaces row + q_off */         \
   X(311, has_splits)        /* f32 partials are written, grid.y is the split */ \
   X(312, has_dmask)         /* bwd_dq: kBufDMask is added to */
 
@@ -96,19 +96,19 @@ struct AttnParams {
 
   int32_t qL;
   int32_t kL;
-  int32_t q_off;           ///< kL - qL: row i stands at key i + q_off
-  int32_t window_left;     ///< keys before the diagonal that stay visible, clamped to 2^30
-  int32_t window_right;    ///< keys after it; 0 when causal, clamped to 2^30
-  int32_t n_blocks;        ///< owner blocks per head: ceil(qL/BQ) or ceil(kL/BK)
-  int32_t heads_per_group; ///< heads that take turns block by block (cache reuse), see block_of()
-  int32_t n_splits;        ///< grid.y; 1 unless has_splits
+  int32_t q_off;               ///< kL - qL: row i stands at key i + q_off
+  int32_t window_left;         ///< keys before the diagonal that stay visible, clamped to 2^30
+  int32_t window_right;        ///< keys after it; 0 when causal, clamped to 2^30
+  int32_t n_blocks;            ///< owner blocks per head: ceil(qL/BQ) or ceil(kL/BK)
+  int32_t heads_per_group;     ///< heads that take turns block by block (cache reuse), see block_of()
+  int32_t n_splits;            ///< grid.y; 1 unless has_splits
   uint32_t first_threadgroup;  ///< added to grid.x: a launch may cover part of the blocks
 
-  float q_sign;             ///< sign of the scale (0 for scale 0): S = q_sign * q.k
-  float scale;              ///< signed scale, applied once to dQ and dK
-  float scale_log2;         ///< |scale| * log2(e) > 0 (log2(e) for scale 0, where S = 0)
-  float softcap_in;         ///< |scale| / softcap
-  float softcap_out_log2;   ///< softcap * log2(e)
+  float q_sign;            ///< sign of the scale (0 for scale 0): S = q_sign * q.k
+  float scale;             ///< signed scale, applied once to dQ and dK
+  float scale_log2;        ///< |scale| * log2(e) > 0 (log2(e) for scale 0, where S = 0)
+  float softcap_in;        ///< |scale| / softcap
+  float softcap_out_log2;  ///< softcap * log2(e)
 
   int32_t q_map_tiles;  ///< ceil(qL / 32)
   int32_t k_map_tiles;  ///< ceil(kL / 32)
@@ -122,14 +122,14 @@ struct AttnParams {
   Strides3 d_k;
   Strides3 d_v;
   Strides4 mask;
-  Strides4 tile_map;         ///< q and k strides count 32x32 tiles
-  Strides4 d_mask;           ///< b or h 0: the mask is shared, and a launch covers one batch or head at a time
-  int64_t alibi_b;           ///< slope of (b,h) at b*alibi_b + h*alibi_h
+  Strides4 tile_map;  ///< q and k strides count 32x32 tiles
+  Strides4 d_mask;    ///< b or h 0: the mask is shared, and a launch covers one batch or head at a time
+  int64_t alibi_b;    ///< slope of (b,h) at b*alibi_b + h*alibi_h
   int64_t alibi_h;
-  int64_t q_segments_b;      ///< id of (b,row) at b*q_segments_b + row
+  int64_t q_segments_b;  ///< id of (b,row) at b*q_segments_b + row
   int64_t k_segments_b;
   int64_t row_diagonals_b;
-  int64_t q_bounds_b;        ///< in int32[4] records: (b,tile) at b*q_bounds_b + tile
+  int64_t q_bounds_b;  ///< in int32[4] records: (b,tile) at b*q_bounds_b + tile
   int64_t k_bounds_b;
 };
 
@@ -142,8 +142,8 @@ struct DeltaParams {
   int32_t has_dlse;  ///< In2 holds f32 (B,H,qL), the cotangent of the log2-domain LSE
   int32_t pad;
   int64_t first_row;  ///< added to the row index: a launch may cover part of the rows
-  Strides3 o;    ///< In0
-  Strides3 d_o;  ///< In1
+  Strides3 o;         ///< In0
+  Strides3 d_o;       ///< In1
 };
 
 /// bwd_reduce: Out[b,h,l,d] = T(sum over s of In0[s * n + i]), in ascending s, where i = ((b * H + h) * L + l) * D + d.
@@ -171,8 +171,8 @@ struct MergeParams {
 
 /// pack: Out, contiguous, = In0 read through four strides.
 struct PackParams {
-  int64_t n;         ///< elements in all
-  int64_t first;     ///< added to the element index
+  int64_t n;      ///< elements in all
+  int64_t first;  ///< added to the element index
   int32_t shape[4];
   int64_t strides[4];
 };

@@ -8,9 +8,7 @@
 namespace flashrt {
 
 /// The LSE of a row as exp2 wants it: a row that saw no key (-inf) gives P = 0.
-METAL_FUNC float usable_lse(float lse) {
-  return lse == -metal::numeric_limits<float>::infinity() ? kNoKeysLse : lse;
-}
+METAL_FUNC float usable_lse(float lse) { return lse == -metal::numeric_limits<float>::infinity() ? kNoKeysLse : lse; }
 
 /// LSE and delta of this lane's query rows. Rows past the last one repeat it; they are never stored.
 template <int TR>
@@ -97,8 +95,8 @@ METAL_FUNC void score_gradients_t(thread Tile<TR, TC>& d_p, thread const Tile<TR
 
 /// d_mask += dS inside the score matrix; rows are queries. Launches that share an element run one after the other.
 template <int TR, int TC>
-METAL_FUNC void add_mask_gradient(device float* d_mask, thread const Tile<TR, TC>& d_s, constant AttnParams& p, int row0,
-                                  int col0, LanePos at) {
+METAL_FUNC void add_mask_gradient(device float* d_mask, thread const Tile<TR, TC>& d_s, constant AttnParams& p,
+                                  int row0, int col0, LanePos at) {
   FLASHRT_UNROLL
   for (short i = 0; i < TR; ++i) {
     const int q = row0 + i * kFrag + at.row;

@@ -13,7 +13,8 @@ struct Chunk {
   T v[16 / sizeof(T)];
 };
 
-/// tile[r][0..kCols) = src[r][0..kCols) for r < n_rows, zeros below: what lies outside an array never reaches a product.
+/// tile[r][0..kCols) = src[r][0..kCols) for r < n_rows, zeros below: what lies outside an array never reaches a
+/// product.
 template <typename T, int kRows, int kCols, int LD, int kThreads>
 METAL_FUNC void stage_rows(threadgroup T* tile, device const T* src, int64_t ld, int n_rows, ushort thread_index) {
   constexpr int kPerChunk = 16 / sizeof(T);

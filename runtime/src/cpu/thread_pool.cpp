@@ -87,7 +87,7 @@ ThreadPool& pool() {
 
 int available_threads() {
   // The affinity mask at the first call counts, not later changes.
-  static const int count = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  static const int count = std::max(1, static_cast<int>(std::thread ::hardware_concurrency()));
   return count;
 }
 

@@ -103,8 +103,8 @@ FLASHRT_INLINE float load_value(Dtype dtype, const void* base, int64_t offset) {
 }
 
 /// out[c][r] = in[r][c] * scale, rows padded with zeros up to a multiple of kLanes.
-inline void transpose(
-    const float* in, int64_t ld_in, int64_t rows, int64_t columns, float scale, float* out, int64_t ld_out) {
+inline void transpose(const float* in, int64_t ld_in, int64_t rows, int64_t columns, float scale, float* out,
+                      int64_t ld_out) {
   constexpr int N = 4;
   typedef float Quad __attribute__((vector_size(16)));
   typedef float UnalignedQuad __attribute__((vector_size(16), aligned(4), may_alias));

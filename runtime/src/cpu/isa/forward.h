@@ -85,13 +85,7 @@ class ForwardBlock {
   }
 
   /// Lanes [lane, lane_end) against keys [begin, end) of the tile that starts at key `tile`.
-  void part(const TileMask& mask,
-            int32_t tile,
-            int32_t begin,
-            int32_t end,
-            int lane,
-            int lane_end,
-            const float* k,
+  void part(const TileMask& mask, int32_t tile, int32_t begin, int32_t end, int lane, int lane_end, const float* k,
             const float* v) {
     const int64_t keys = end - begin;
     gemm<A::by_rows, C::store>(keys, lane_end - lane, p_.D, k, p_.D, q_t_ + lane, kRowBlock, s_ + lane, kRowBlock);

@@ -15,8 +15,8 @@ enum class C { store, add };
 
 /// ROWS x (VECTORS * kLanes) of C in registers.
 template <int ROWS, int VECTORS, A LAYOUT, C MODE>
-__attribute__((noinline)) void micro_kernel(
-    int64_t depth, const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc) {
+__attribute__((noinline)) void micro_kernel(int64_t depth, const float* a, int64_t lda, const float* b, int64_t ldb,
+                                            float* c, int64_t ldc) {
   Vec acc[ROWS][VECTORS];
 #pragma GCC unroll 16
   for (int i = 0; i < ROWS; ++i) {
@@ -45,8 +45,8 @@ __attribute__((noinline)) void micro_kernel(
 
 /// The last rows of a panel: the row count that is left picks its own instance.
 template <int ROWS, int VECTORS, A LAYOUT, C MODE>
-FLASHRT_INLINE void remaining_rows(
-    int64_t rows, int64_t depth, const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc) {
+FLASHRT_INLINE void remaining_rows(int64_t rows, int64_t depth, const float* a, int64_t lda, const float* b,
+                                   int64_t ldb, float* c, int64_t ldc) {
   if constexpr (ROWS > 0) {
     if (rows == ROWS) return micro_kernel<ROWS, VECTORS, LAYOUT, MODE>(depth, a, lda, b, ldb, c, ldc);
     remaining_rows<ROWS - 1, VECTORS, LAYOUT, MODE>(rows, depth, a, lda, b, ldb, c, ldc);
@@ -64,14 +64,7 @@ void panel(int64_t m, int64_t depth, const float* a, int64_t lda, const float* b
 
 /// n is a multiple of kLanes. Each element of C is summed in ascending k whatever the tile's size.
 template <A LAYOUT, C MODE>
-void gemm(int64_t m,
-          int64_t n,
-          int64_t depth,
-          const float* a,
-          int64_t lda,
-          const float* b,
-          int64_t ldb,
-          float* c,
+void gemm(int64_t m, int64_t n, int64_t depth, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
           int64_t ldc) {
   int64_t j = 0;
   for (; j + kPanel <= n; j += kPanel) panel<kPanelVectors, LAYOUT, MODE>(m, depth, a, lda, b + j, ldb, c + j, ldc);

@@ -64,14 +64,8 @@ class GradientTile {
   }
 
   /// P^T of a part, its first key in row 0; k points at that key.
-  void probabilities(const TileMask& mask,
-                     int32_t tile,
-                     int32_t begin,
-                     int32_t end,
-                     int lane,
-                     int lane_end,
-                     const float* k,
-                     int64_t k_stride) {
+  void probabilities(const TileMask& mask, int32_t tile, int32_t begin, int32_t end, int lane, int lane_end,
+                     const float* k, int64_t k_stride) {
     const int64_t keys = end - begin;
     gemm<A::by_rows, C::store>(keys, lane_end - lane, p_.D, k, k_stride, q_t_ + lane, kRowBlock, p_t_ + lane,
                                kRowBlock);

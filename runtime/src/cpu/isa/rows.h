@@ -45,13 +45,8 @@ FLASHRT_INLINE int32_t clamp_position(int64_t x) {
 }
 
 /// Rows [block * kRowBlock, ...) of the `group` heads that start at `first_head`.
-inline void set_rows(const Problem& p,
-                     const Tensors& t,
-                     const Geometry& g,
-                     int64_t batch,
-                     int64_t first_head,
-                     int64_t block,
-                     Rows& rows) {
+inline void set_rows(const Problem& p, const Tensors& t, const Geometry& g, int64_t batch, int64_t first_head,
+                     int64_t block, Rows& rows) {
   const int64_t first = block * kRowBlock;
   rows.batch = static_cast<int32_t>(batch);
   rows.count = static_cast<int32_t>(min_of<int64_t>(kRowBlock, g.rows - first));
@@ -93,8 +88,8 @@ inline void set_rows(const Problem& p,
 }
 
 /// The block's rows of an operand, row-major with zeros from `columns` up to `ld`.
-inline void load_rows(
-    const Rows& rows, Dtype dtype, const void* base, const Strides3& strides, int64_t columns, int64_t ld, float* out) {
+inline void load_rows(const Rows& rows, Dtype dtype, const void* base, const Strides3& strides, int64_t columns,
+                      int64_t ld, float* out) {
   for (int lane = 0; lane < rows.count; ++lane) {
     float* row = out + lane * ld;
     load_row(dtype, base, rows.offset(strides, lane), columns, row);
@@ -103,14 +98,8 @@ inline void load_rows(
 }
 
 /// Consecutive keys of one kv head, likewise.
-inline void load_keys(Dtype dtype,
-                      const void* base,
-                      int64_t offset,
-                      int64_t stride,
-                      int64_t keys,
-                      int64_t columns,
-                      int64_t ld,
-                      float* out) {
+inline void load_keys(Dtype dtype, const void* base, int64_t offset, int64_t stride, int64_t keys, int64_t columns,
+                      int64_t ld, float* out) {
   for (int64_t k = 0; k < keys; ++k) {
     float* row = out + k * ld;
     load_row(dtype, base, offset + k * stride, columns, row);

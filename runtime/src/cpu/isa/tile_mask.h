@@ -42,15 +42,8 @@ class Masker {
   /// From scaled products to logits of lanes [lane, lane_end) and keys [begin, end), log2 domain, -inf where hidden.
   /// `scores` is the row of key `begin`; `tile` the first key that classify() saw.
   /// With a softcap and `slope` given, it receives the cap's derivative.
-  void apply(const Rows& rows,
-             const TileMask& mask,
-             int32_t tile,
-             int32_t begin,
-             int32_t end,
-             int lane,
-             int lane_end,
-             float* scores,
-             float* slope) const {
+  void apply(const Rows& rows, const TileMask& mask, int32_t tile, int32_t begin, int32_t end, int lane, int lane_end,
+             float* scores, float* slope) const {
     const int64_t keys = end - begin;
     if (p_.softcap > 0.0f) apply_softcap(keys, lane, lane_end, scores, slope);
     if (p_.has_alibi) {
