@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -46,6 +46,12 @@ def run(
     )
 
 
+def cpu_seconds() -> float:
+    """Return the time that finished children took: what a busy machine does not change."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -67,9 +73,9 @@ def test_checkout_is_fresh(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_writes_the_checked_in_bytes_quickly(tmp_path: Path) -> None:
-    begin = time.perf_counter()
+    begin = cpu_seconds()
     done = run("--out", tmp_path / "out")
-    seconds = time.perf_counter() - begin
+    seconds = cpu_seconds() - begin
     assert (done.returncode, done.stderr) == (0, "")
     assert content(tmp_path / "out") == content(GENERATED)
     assert seconds < 2

@@ -270,14 +270,14 @@ def test_nested_anchors_do_not_explode(tmp_path: Path) -> None:
     lines = ["a0: &a0 [x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 19)]
     tracemalloc.start()
-    begin = time.perf_counter()
+    begin = time.process_time()
     try:
         found = errors(tmp_path, "\n".join(lines))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert len(found) == 19 + 18  # each anchor once; a line's equal references once
-    assert time.perf_counter() - begin < 2
+    assert time.process_time() - begin < 2
     assert peak < 20_000_000
 
 
