@@ -11,6 +11,7 @@ from tests.emulator import mlx_headers
 from tests.emulator.toolchain import compiler
 
 ROOT = Path(__file__).resolve().parents[2]
+TAG = "0a1b2c"  # of the kernels; starts with a digit as a digest may
 STUBS = Path(__file__).parent / "stubs"
 
 
@@ -26,7 +27,7 @@ def compile_source(path: Path, output: Path | None = None) -> subprocess.Complet
     include = mlx_headers.include_dir()
     command = [compiler().path, "-std=c++20", "-fblocks", "-Wall", "-Wextra", "-Werror"]
     command += ["-Wno-deprecated-declarations"]  # inside this standard library's std::bind
-    command += ["-D_METAL_", "-DACCELERATE_NEW_LAPACK", "-DFLASHRT_KERNELS_TAG=test"]
+    command += ["-D_METAL_", "-DACCELERATE_NEW_LAPACK", f"-DFLASHRT_KERNELS_TAG={TAG}"]
     for folder in (STUBS, include, include / "metal_cpp"):
         command += ["-isystem", str(folder)]
     command += [f"-I{ROOT / 'runtime/src'}", f"-I{ROOT / 'runtime/metal'}"]

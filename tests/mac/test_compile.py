@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+import re
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.emulator.toolchain import compiler
 from tests.mac.compile import (
+    ROOT,
+    TAG,
     compile_source,
     defined_symbols,
     exported_symbols,
     sources,
     undefined_symbols,
 )
+
+Objects = Callable[[Path], tuple[Path, str]]  # a source -> its object file, complaints
 
 HEADER = """
 #include "mlx/allocator.h"
@@ -55,10 +64,22 @@ auto g() { return mx::metal::new_scoped_memory_pool(); }
 """
 
 
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory: pytest.TempPathFactory) -> Objects:
+    folder = tmp_path_factory.mktemp("objects")
+
+    @functools.cache
+    def compiled(path: Path) -> tuple[Path, str]:
+        output = folder / f"{path.stem}.o"
+        return output, compile_source(path, output).stderr
+
+    return compiled
+
+
 @pytest.mark.parametrize("path", sources(), ids=lambda path: path.stem)
-def test_the_source_type_checks(path: Path) -> None:
-    done = compile_source(path)
-    assert done.returncode == 0, done.stderr
+def test_the_source_compiles(path: Path, objects: Objects) -> None:
+    _, complaints = objects(path)
+    assert complaints == ""
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -79,29 +100,33 @@ def test_right_calls_pass(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def missing(paths: list[Path], tmp_path: Path) -> set[str]:
-    """Return what files need of mlx and metal-cpp and neither have nor find in libmlx."""
-    needed: set[str] = set()
-    defined: set[str] = set()
-    for path in paths:
-        compiled = tmp_path / f"{path.stem}.o"
-        done = compile_source(path, compiled)
-        assert done.returncode == 0, done.stderr
-        needed |= undefined_symbols(compiled)
-        defined |= defined_symbols(compiled)
+def missing(compiled: list[Path]) -> set[str]:
+    """Return what objects need of mlx and metal-cpp and neither have nor find in libmlx."""
+    needed: set[str] = set().union(*(undefined_symbols(path) for path in compiled))
     needed = {name for name in needed if name.startswith(("mlx::", "MTL::", "NS::"))}
     assert needed, "no symbol of mlx is used: the check would check nothing"
-    return needed - defined - exported_symbols()
+    return needed.difference(exported_symbols(), *(defined_symbols(path) for path in compiled))
 
 
-def test_libmlx_exports_what_the_sources_need(tmp_path: Path) -> None:
-    assert missing(sources(), tmp_path) == set()
+def test_libmlx_exports_what_the_sources_need(objects: Objects) -> None:
+    assert missing([objects(path)[0] for path in sources()]) == set()
 
 
-def test_a_hidden_symbol_is_noticed(tmp_path: Path) -> None:
+def test_a_hidden_symbol_is_noticed(tmp_path: Path, objects: Objects) -> None:
     path = tmp_path / "hidden.cpp"
     path.write_text(HEADER + HIDDEN)
-    assert missing([path], tmp_path) == {
+    assert missing([objects(path)[0]]) == {
         "mlx::core::metal::is_nax_available()",
         "mlx::core::metal::new_scoped_memory_pool()",
     }
+
+
+def test_host_and_metallib_spell_the_stamp_alike(objects: Objects) -> None:
+    """The host looks for the function that the metallib gets from stamp.metal."""
+    host, _ = objects(sources()[0])
+    command = [compiler().path, "-E", "-x", "c++", f"-DFLASHRT_KERNELS_TAG={TAG}"]
+    command.append(str(ROOT / "runtime/metal/stamp.metal"))
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    name = re.findall(r"void (\w+)\(\)", text)[0]
+    assert name == f"flashrt_kernels_{TAG}"
+    assert name.encode() + b"\0" in host.read_bytes()

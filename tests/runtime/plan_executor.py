@@ -21,14 +21,15 @@ FILLS = {"zero": 0.0, "minus_infinity": -np.inf}
 def library(kernel: str) -> emulator.Library:
     """Return one generated kernel, compiled."""
     return emulator.build(
-        [ROOT / f"generated/{kernel}.metal"], mode="fast", include=[ROOT / "runtime/metal"]
+        [ROOT / f"generated/{kernel}.metal"], mode="trace", include=[ROOT / "runtime/metal"]
     )
 
 
 def execute(plan: Mapping[str, Any], tensors: Mapping[str, Array], seed: int = 0) -> None:
     """Run a plan's fills and launches; outputs are written in place.
 
-    Scratch memory starts as NaN, and launches of one stage run in an order that ``seed`` draws.
+    Scratch memory starts as NaN and is as large as the plan says, which the emulator watches.
+    Launches of one stage run in an order that ``seed`` draws.
     """
     scratch = [np.full(size, 0xFF, np.uint8) for _, size in plan["temporaries"]]
     for name, value, size in plan["fills"]:
@@ -40,7 +41,7 @@ def execute(plan: Mapping[str, Any], tensors: Mapping[str, Array], seed: int = 0
         buffers: dict[int, Any] = {launch["params_slot"]: launch["params"]}
         for slot, name, _ in launch["bindings"]:
             buffers[slot] = scratch[name] if isinstance(name, int) else _whole(tensors[name])
-        library(launch["kernel"]).launch(
+        report = library(launch["kernel"]).launch(
             launch["kernel"],
             grid=launch["grid"],
             group=launch["group"],
@@ -48,6 +49,7 @@ def execute(plan: Mapping[str, Any], tensors: Mapping[str, Array], seed: int = 0
             constants=launch["constants"],
             seed=seed,
         )
+        assert not report.faults, report.faults
 
 
 def _whole(view: Array) -> emulator.Buffer:
