@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import mlx.core as mx
 import numpy as np
 
 from tests import reference, tolerance
+from tests.bench._process import peak_bytes
 from tests.kernel import check, launch, registry
 from tests.kernel.problems import Problem, make_tensors
 
@@ -123,15 +123,6 @@ def measure_one(name: str) -> None:
         times.append(time.perf_counter() - start)
     result: dict[str, Any] = {"seconds": statistics.median(times), "bytes": peak_bytes() - before}
     print(json.dumps(result))
-
-
-def peak_bytes() -> int:
-    """Return the most memory this process has held."""
-    if sys.platform == "darwin":
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # getrusage would count what the process was forked from.
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 if __name__ == "__main__":

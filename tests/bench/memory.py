@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tests.bench._process import peak_bytes, restart_peak
+
 KINDS = ("bool", "window", "packed")
 ROUTES = ("flashrt", "mx.fast")
 HEADS, KV_HEADS, D = 4, 2, 64
@@ -30,13 +32,6 @@ class Cell:
     kind: str
     route: str
     L: int
-
-
-def _peak_bytes() -> int:
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _call(cell: Cell) -> tuple[Callable[..., Any], list[Any]]:
@@ -86,11 +81,12 @@ def measure(cell: Cell) -> dict[str, float]:
     import mlx.core as mx
 
     loss, inputs = _call(cell)
-    before = _peak_bytes()
+    mx.clear_cache()
+    before = restart_peak()
     started = time.perf_counter()
     mx.eval(mx.value_and_grad(loss, argnums=(0, 1, 2))(*inputs))
     seconds = time.perf_counter() - started
-    return {"seconds": seconds, "bytes": _peak_bytes() - before}
+    return {"seconds": seconds, "bytes": peak_bytes() - before}
 
 
 def _measure_apart(cell: Cell, limit_s: float) -> dict[str, float] | None:
