@@ -19,12 +19,16 @@ MAX_SIMDGROUPS = 8
 MAP_TILE = 32  # block masks have 32x32 tiles
 
 
+EVERYTHING = frozenset({"dtypes", "D", "Dv", "BQ", "BK", "WM", "WN", "split"})
+
+
 @dataclass(frozen=True, slots=True)
 class Violation:
     """A rule that a kernel breaks; no key where the kernel as a whole does."""
 
     key: str
     message: str
+    depends_on: frozenset[str]  # the keys that the rule looks at
 
 
 def violations(spec: KernelSpec) -> tuple[Violation, ...]:
@@ -57,74 +61,65 @@ def _shape_violations(spec: KernelSpec) -> Iterator[Violation]:
     splits = splits_of(spec.kind)
     if spec.split not in splits:
         names = ", ".join(split.token for split in splits)
-        yield Violation("split", f"{spec.kind} has no such kernel; use one of {names}")
+        message = f"{spec.kind} has no such kernel; use one of {names}"
+        yield Violation("split", message, frozenset({"split"}))
     elif spec.WN != spec.split.WN:
-        yield Violation(
-            "WN",
-            f"must be {spec.split.WN} with split: {spec.split}; try {spec.split.WN}",
-        )
+        message = f"must be {spec.split.WN} with split: {spec.split}; try {spec.split.WN}"
+        yield Violation("WN", message, frozenset({"WN", "split"}))
     elif spec.WM * spec.WN > MAX_SIMDGROUPS:
-        yield Violation(
-            "WM",
-            f"WM*WN = {spec.WM * spec.WN} simdgroups, at most {MAX_SIMDGROUPS}; "
-            f"try {MAX_SIMDGROUPS // spec.WN}",
-        )
-    else:
+        most = MAX_SIMDGROUPS // spec.WN
+        message = f"WM*WN = {spec.WM * spec.WN} simdgroups, at most {MAX_SIMDGROUPS}; try {most}"
+        yield Violation("WM", message, frozenset({"WM", "WN"}))
+    if spec.WM <= MAX_SIMDGROUPS:
         yield from _owner_violations(spec)
-    step = spec.C
-    if step not in STEPS:
-        options = ", ".join(map(str, STEPS))
-        yield Violation(
-            _step_key(spec), f"must be one of {options}; try {_nearest(step, list(STEPS))}"
-        )
+    if spec.C not in STEPS:
+        key, options = _step_key(spec), ", ".join(map(str, STEPS))
+        message = f"must be one of {options}; try {_nearest(spec.C, list(STEPS))}"
+        yield Violation(key, message, frozenset({key}))
     part = FRAGMENT * spec.W
     if spec.split in splits and (spec.D % part or spec.Dv % part):
-        yield Violation(
-            "split",
+        message = (
             f"{spec.split} needs D and Dv to be multiples of 8*{spec.W} = {part}, "
-            f"here {spec.D} and {spec.Dv}; try split: none",
+            f"here {spec.D} and {spec.Dv}; try split: none"
         )
+        yield Violation("split", message, frozenset({"split", "D", "Dv"}))
 
 
 def _owner_violations(spec: KernelSpec) -> Iterator[Violation]:
     key, rows = _owner_key(spec), spec.OB
+    both = frozenset({key, "WM"})
     legal = _owner_rows(spec.WM)
     group = FRAGMENT * spec.WM
     if rows in legal:
         return
     if not legal:
-        yield Violation("WM", f"no {key} fits {spec.WM} row groups; try WM: 4")
-    elif rows % group:
-        remedy = _nearest(rows, legal)
-        yield Violation(key, f"must be a multiple of 8*WM = {group}; try {remedy}")
+        message = f"no {key} fits {spec.WM} row groups; try WM: 4"
+        yield Violation("WM", message, frozenset({"WM"}))
+        return
+    if rows % group:
+        rule = f"must be a multiple of 8*WM = {group}"
     elif rows // spec.WM not in ROWS:
-        yield Violation(
-            key,
-            f"gives each of WM = {spec.WM} row groups {rows // spec.WM} rows, must be 8 or 16; "
-            f"try {_nearest(rows, legal)}",
-        )
+        per_group = rows // spec.WM
+        rule = f"gives each of WM = {spec.WM} row groups {per_group} rows, must be 8 or 16"
     else:
-        yield Violation(
-            key,
-            f"must divide {MAP_TILE} or be a multiple of it (block masks); "
-            f"try {_nearest(rows, legal)}",
-        )
+        rule = f"must divide {MAP_TILE} or be a multiple of it (block masks)"
+    yield Violation(key, f"{rule}; try {_nearest(rows, legal)}", both)
 
 
 def _size_violations(spec: KernelSpec) -> Iterator[Violation]:
     threadgroup, live = least_threadgroup_bytes(spec), live_bytes(spec)
     if threadgroup > THREADGROUP_LIMIT:
-        yield Violation(
-            "",
-            f"{spec.dtype} needs {threadgroup:,} B of threadgroup memory, at most "
-            f"{THREADGROUP_LIMIT:,}; {_remedy(spec)}",
+        rule = (
+            f"{spec.dtype} needs {threadgroup:,} B of threadgroup memory, "
+            f"at most {THREADGROUP_LIMIT:,}"
         )
+        yield Violation("", f"{rule}; {_remedy(spec)}", EVERYTHING)
     if live > LIVE_LIMIT:
-        yield Violation(
-            "",
+        rule = (
             f"{spec.dtype} keeps {live} B live per lane, at most {LIVE_LIMIT} "
-            f"(registers would spill); {_remedy(spec)}",
+            "(registers would spill)"
         )
+        yield Violation("", f"{rule}; {_remedy(spec)}", EVERYTHING)
 
 
 def _fits(spec: KernelSpec) -> bool:

@@ -102,12 +102,16 @@ def _clashes(files: tuple[SpecFile, ...]) -> Iterator[Diagnostic]:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One tile as written, for each of its dtypes."""
+    """One tile as written, for each of its dtypes.
+
+    A value that could not be read stands as a guess, so that rules about the others still apply.
+    """
 
     kind: KernelKind
     dtypes: tuple[Dtype, ...]
     tile: dict[str, int]
     split: Split
+    guessed: frozenset[str]
     line: int
     lines: dict[str, int]  # of its values
 
@@ -144,19 +148,20 @@ class _Reader:
         values = self.fields.keys(root, "", required=("D",), optional=("Dv", *_KINDS, "routing"))
         D = self._head_dim(values, "D")
         Dv = self._head_dim(values, "Dv") if "Dv" in values else D
-        rows = [
-            row
+        guessed = frozenset(key for key, value in (("D", D), ("Dv", Dv)) if value is None)
+        ranks: dict[tuple[KernelKind, Dtype], int] = {}
+        kernels = [
+            kernel
             for name, kind in _KINDS.items()
             if name in values
-            for row in self._rows(values[name], kind)
+            for row in self._rows(values[name], kind, guessed)
+            for kernel in self._kernels(row, D or FRAGMENT, Dv or FRAGMENT, ranks)
         ]
         if not any(name in values for name in _KINDS):
             self.fields.report(root.line, "", f"has no kernels; give some of {_KIND_NAMES}")
         bounds = self._routing(values["routing"]) if "routing" in values else _OWN_EVERYWHERE
         if D is None or Dv is None:
             return None
-        ranks: dict[tuple[KernelKind, Dtype], int] = {}
-        kernels = [kernel for row in rows for kernel in self._kernels(row, D, Dv, ranks)]
         routes = [Route(gpu, D, Dv, dtype, mask, *b) for (gpu, dtype, mask), b in bounds.items()]
         return SpecFile(self.fields.location(root.line), D, Dv, tuple(kernels), tuple(routes))
 
@@ -169,16 +174,16 @@ class _Reader:
             return None
         return value
 
-    def _rows(self, node: yamltree.Node, kind: KernelKind) -> Iterator[_Row]:
+    def _rows(
+        self, node: yamltree.Node, kind: KernelKind, guessed: frozenset[str]
+    ) -> Iterator[_Row]:
+        wanted = f"a mapping with {', '.join(_ROW_KEYS)}"
         for item in self.fields.items(node, str(kind), "a list of tiles"):
-            row = self._row(item, kind)
+            row = self.fields.mapping(item, str(kind), wanted)
             if row is not None:
-                yield row
+                yield self._row(row, kind, guessed)
 
-    def _row(self, item: yamltree.Node, kind: KernelKind) -> _Row | None:
-        node = self.fields.mapping(item, str(kind), f"a mapping with {', '.join(_ROW_KEYS)}")
-        if node is None:
-            return None
+    def _row(self, node: yamltree.Mapping, kind: KernelKind, guessed: frozenset[str]) -> _Row:
         values = self.fields.keys(node, str(kind), required=_ROW_KEYS)
         dtypes = self.fields.tokens(values, "dtypes", str(kind), _DTYPES)
         tile = {key: self.fields.integer(values, key, f"{kind}.{key}") for key in _TILE_KEYS}
@@ -186,11 +191,17 @@ class _Reader:
         if "split" in values:
             splits = {str(split): split for split in Split}
             split = self.fields.token(values["split"], f"{kind}.split", splits)
-        known = {key: value for key, value in tile.items() if value is not None}
-        if split is None or not dtypes or len(known) < len(_TILE_KEYS):
-            return None
-        lines = {key: value.line for key, value in values.items()}
-        return _Row(kind, dtypes, known, split, node.line, lines)
+        unread = {key for key, value in tile.items() if value is None}
+        unread |= {key for key, value in (("dtypes", dtypes), ("split", split)) if not value}
+        return _Row(
+            kind,
+            dtypes or (Dtype.FLOAT16,),
+            {key: 1 if value is None else value for key, value in tile.items()},
+            split or Split.NONE,
+            guessed | unread,
+            node.line,
+            {key: value.line for key, value in values.items()},
+        )
 
     def _kernels(
         self, row: _Row, D: int, Dv: int, ranks: dict[tuple[KernelKind, Dtype], int]
@@ -214,12 +225,14 @@ class _Reader:
             )
             broken = violations(kernel)
             for violation in broken:
+                if violation.depends_on & row.guessed:
+                    continue
                 key = str(row.kind)
                 if violation.key:
                     key += f".{violation.key}={getattr(kernel, violation.key)}"
                 line = row.lines.get(violation.key, row.line)
                 self.fields.report(line, key, violation.message)
-            if not broken:
+            if not broken and not row.guessed:
                 yield kernel
 
     def _routing(self, node: yamltree.Node) -> dict[_Call, _Bounds]:
