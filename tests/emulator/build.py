@@ -22,8 +22,8 @@ _INCLUDE = re.compile(rb"^[ \t]*#[ \t]*include[ \t]*[<\"]([^>\"]+)[>\"]", re.MUL
 
 
 def build_kernels(
-    sources: Sequence[Path],
     mode: Mode,
+    sources: Sequence[Path],
     include: Sequence[Path],
     defines: Mapping[str, object],
 ) -> list[Path]:
@@ -38,7 +38,7 @@ def build_kernels(
 
 
 def build_runtime(mode: Mode) -> Path:
-    """Build the one library that all kernels of a mode share."""
+    """Build what all kernels of a mode share: a library, or the program that asan mode runs."""
     flags = [*toolchain.COMMON_FLAGS, *toolchain.MODE_RUNTIME_FLAGS[mode]]
     sources = [RUNTIME_DIR / f"{name}.cpp" for name in toolchain.RUNTIME_SOURCES[mode]]
     key = _digest(toolchain.compiler().version, *flags, *map(str, sources), _folder(RUNTIME_DIR))
@@ -52,10 +52,13 @@ def build_runtime(mode: Mode) -> Path:
                     zip(sources, objects, strict=True),
                 )
             )
-        link = ["-shared", "-fuse-ld=lld", "-pthread", f"-Wl,-soname,{out.name}"]
-        _clang(*flags, *link, *map(str, objects), "-ldl", "-lm", "-o", str(out))
+        link = ["-fuse-ld=lld", "-pthread", *map(str, objects), "-ldl", "-lm", "-o", str(out)]
+        if mode == "asan":
+            _clang(*toolchain.ASAN_LINK_FLAGS, *link)
+        else:
+            _clang("-shared", f"-Wl,-soname,{out.name}", *link)
 
-    name = f"libemulator_{mode}_{key[:16]}.so"
+    name = f"emulator_host_{key[:16]}" if mode == "asan" else f"libemulator_{mode}_{key[:16]}.so"
     return _cached(toolchain.cache_dir() / "emulator" / name, compile_to)
 
 
@@ -84,7 +87,9 @@ def _build_kernel(
             raise ToolchainError(f"{source}: {error}") from None
         cpp = scratch / f"{source.stem}.cpp"
         cpp.write_text(text)
-        link = ["-shared", "-fuse-ld=lld", str(runtime), f"-Wl,-rpath,{runtime.parent}"]
+        link = ["-shared", "-fuse-ld=lld"]
+        if mode != "asan":  # there the program brings the runtime
+            link += [str(runtime), f"-Wl,-rpath,{runtime.parent}"]
         shim = ["-include", str(SHIM_DIR / "msl.h")]
         _clang(*flags, *shim, str(cpp), *link, "-o", str(out))
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tests.emulator import native
+from tests.emulator import native, sanitized
 from tests.emulator.build import build_kernels, build_runtime
 from tests.emulator.native import FaultKind
 from tests.emulator.symbols import places
@@ -87,14 +87,22 @@ class _Module:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
+@dataclass(frozen=True)
+class _Host:
+    """The program of asan mode, and its kernel libraries beside the fast ones."""
+
+    program: Path
+    libraries: Mapping[Path, Path]
+
+
 class Library:
     """Kernels by name. Made by `build()`."""
 
-    def __init__(self, mode: Mode, paths: Iterable[Path], runtime: Path) -> None:
+    def __init__(self, mode: Mode, paths: Iterable[Path], host: _Host | None = None) -> None:
         self.mode = mode
+        self._host = host
         self.kernels: dict[str, KernelSignature] = {}
         self._modules: dict[str, _Module] = {}
-        self._runtime = _load_runtime(runtime)
         for path in paths:
             module = _load_module(path)
             for kernel in module.kernels:
@@ -132,12 +140,21 @@ class Library:
             raise EmulatorError(f"no kernel {name!r}; this library has {sorted(self.kernels)}")
         module = self._modules[name]
         launch, keep = _prepare(grid, group, buffers, constants or {}, threads, seed)
+        if self._host is not None:
+            path = self._host.libraries[module.path]
+            try:
+                failed = sanitized.run(self._host.program, path, name, launch, keep)
+            except sanitized.SanitizerReport as report:
+                raise EmulatorError(
+                    f"{name}: {report}", [Fault("sanitizer", str(report))]
+                ) from None
+            return _report(name, path, launch, failed)
+        runtime = _load_runtime(build_runtime(self.mode))
         launch.module = ctypes.addressof(module.info)
-        launch.kernel = self._runtime.emu_find_kernel(launch.module, name.encode())
+        launch.kernel = runtime.emu_find_kernel(launch.module, name.encode())
         with module.lock:  # function constants are globals of the library
-            failed = self._runtime.emu_run(ctypes.byref(launch))
-        del keep
-        return _report(name, module.path, launch, bool(failed))
+            failed = runtime.emu_run(ctypes.byref(launch)) != 0
+        return _report(name, module.path, launch, failed)
 
 
 def build(
@@ -151,7 +168,8 @@ def build(
     Parameters
     ----------
     mode
-        "fast"; "trace" (counters, races, uninitialised reads, bounds); "asan" (AddressSanitizer).
+        "fast"; "trace" (counters, races, uninitialised reads, bounds); "asan" (address and
+        undefined behaviour sanitizers; every launch is a process of its own).
     include
         Folders that the sources include from.
     defines
@@ -159,8 +177,13 @@ def build(
     """
     if mode not in MODES:
         raise ValueError(f"mode {mode!r}: one of {', '.join(MODES)}")
-    paths = build_kernels([Path(s) for s in sources], mode, list(include), defines or {})
-    return Library(mode, paths, build_runtime(mode))
+    arguments = ([Path(s) for s in sources], [Path(folder) for folder in include], defines or {})
+    if mode != "asan":
+        return Library(mode, build_kernels(mode, *arguments))
+    # Sanitized libraries cannot be loaded here; what they export is read from the fast ones.
+    paths, sanitized_paths = build_kernels("fast", *arguments), build_kernels(mode, *arguments)
+    libraries = dict(zip(paths, sanitized_paths, strict=True))
+    return Library(mode, paths, _Host(build_runtime(mode), libraries))
 
 
 @functools.cache
@@ -214,7 +237,7 @@ def _prepare(
     constants: Mapping[int, bool | int],
     threads: int,
     seed: int | None,
-) -> tuple[native.Launch, list[Any]]:
+) -> tuple[native.Launch, list[npt.NDArray[Any]]]:
     """Lay the launch out for the runtime; also return what has to stay alive with it."""
     launch = native.Launch()
     launch.grid[:] = grid
@@ -228,8 +251,8 @@ def _prepare(
     for i, (index, value) in enumerate(constants.items()):
         launch.constant_index[i] = index
         launch.constant_value[i] = int(value)
-    keep: list[Any] = []
-    for slot, bound_to in buffers.items():
+    keep: list[npt.NDArray[Any]] = []
+    for slot, bound_to in sorted(buffers.items()):
         if not 0 <= slot < native.MAX_BUFFERS:
             raise EmulatorError(f"buffer {slot}: slots are 0 to {native.MAX_BUFFERS - 1}")
         offset = bound_to.offset_bytes if isinstance(bound_to, Buffer) else 0

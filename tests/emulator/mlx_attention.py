@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,15 +77,18 @@ def _source(header: str, name: str, instance: str) -> str:
 
 
 def build_mlx(
-    kernel: Steel | Vector, mode: Mode = "fast", defines: Mapping[str, object] | None = None
+    kernel: Steel | Vector,
+    mode: Mode = "fast",
+    defines: Mapping[str, object] | None = None,
+    first: Sequence[Path] = (),
 ) -> Library:
-    """Compile one instantiation from the headers in the mlx-metal wheel."""
+    """Compile one instantiation from the headers in the mlx-metal wheel, `first` before them."""
     folder = cache_dir() / "mlx-kernels"
     folder.mkdir(exist_ok=True)
     path = folder / f"{kernel.name}.metal"
     if not path.exists() or path.read_text() != kernel.source:
         path.write_text(kernel.source)
-    include = [mlx_headers.OVERLAY_DIR, mlx_headers.include_dir()]
+    include = [*first, mlx_headers.OVERLAY_DIR, mlx_headers.include_dir()]
     return build([path], mode, include, defines)
 
 

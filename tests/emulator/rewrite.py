@@ -35,7 +35,7 @@ _THREADGROUP_ARRAY = re.compile(
     r"\bthreadgroup\s+(?P<type>\w[\w:<>,\s]*?)\s+(?P<name>\w+)\s*"
     r"(?P<extents>(?:\[[^\[\];]*\]\s*)*);"
 )
-_BFLOAT_LITERAL = re.compile(r"(?<![\w.])((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)bf\b")
+_SHORT_LITERAL = re.compile(r"(?<![\w.])((?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][+-]?\d+)?)(bf|h)\b")
 
 
 class RewriteError(Exception):
@@ -58,7 +58,7 @@ class _Rewriter:
     kernels: list[str] = field(default_factory=list)
 
     def run(self) -> str:
-        self.text = _BFLOAT_LITERAL.sub(r"bfloat(\1f)", self.text)
+        self.text = _SHORT_LITERAL.sub(_short_literal, self.text)
         self.text = _CONSTANT.sub(_function_constant, self.text)
         self._kernels()
         self._instances()
@@ -167,6 +167,10 @@ def rewrite(text: str) -> str:
 
 def _blank(match: re.Match[str]) -> str:
     return "\n" * match.group().count("\n")
+
+
+def _short_literal(match: re.Match[str]) -> str:
+    return f"{'half' if match.group(2) == 'h' else 'bfloat'}({match.group(1)}f)"
 
 
 def _function_constant(match: re.Match[str]) -> str:

@@ -54,15 +54,28 @@ _TRACE = (
     *("-mllvm", "-tsan-handle-cxx-exceptions=0"),
 )
 
-MODE_KERNEL_FLAGS: dict[Mode, tuple[str, ...]] = {"fast": ("-O2",), "trace": _TRACE, "asan": ()}
-MODE_RUNTIME_FLAGS: dict[Mode, tuple[str, ...]] = {"fast": ("-O2",), "trace": ("-O2",), "asan": ()}
+_SANITIZE = (
+    "-fsanitize=address,alignment,bool,bounds,enum,integer-divide-by-zero,null,return,shift,"
+    "signed-integer-overflow,unreachable"
+)
+_ASAN = ("-O1", _SANITIZE, "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
+
+MODE_KERNEL_FLAGS: dict[Mode, tuple[str, ...]] = {"fast": ("-O2",), "trace": _TRACE, "asan": _ASAN}
+# The runtime itself is never instrumented.
+MODE_RUNTIME_FLAGS: dict[Mode, tuple[str, ...]] = {
+    "fast": ("-O2",),
+    "trace": ("-O2",),
+    "asan": ("-O2", "-DEMU_ASAN"),
+}
 
 _RUNTIME = ("fiber", "schedule", "collectives", "launch", "memory")
 RUNTIME_SOURCES: dict[Mode, tuple[str, ...]] = {
     "fast": (*_RUNTIME, "untraced"),
     "trace": (*_RUNTIME, "extents", "trace"),
-    "asan": (),
+    "asan": (*_RUNTIME, "untraced", "host"),
 }
+# AddressSanitizer has to be in a process from its start: there the runtime is a program.
+ASAN_LINK_FLAGS = ("-pie", "-rdynamic", _SANITIZE)
 
 
 class ToolchainError(RuntimeError):

@@ -28,8 +28,8 @@ const char* name_of(uint32_t operation) {
 }
 
 /// The rare part of an arrival: someone is at another place, or was missing before.
-__attribute__((noinline)) void check_arrival(
-    Lane* lane, Simdgroup& group, uint32_t operation, uint32_t detail, void* pc) {
+__attribute__((noinline)) void check_arrival(Lane* lane, Simdgroup& group, uint32_t operation, uint32_t detail,
+                                             void* pc) {
   if (group.finished != 0) {
     fatal(lane, kFaultMissingLanes, pc, nullptr, "%u lanes of simdgroup %u have ended before the %s at $0",
           group.finished, group.index, name_of(operation));
@@ -64,7 +64,7 @@ inline bool arrive(Lane* lane, Simdgroup& group, uint32_t operation, uint32_t de
   }
   lane->idle_barriers = 0;
   if (++group.arrived == group.size) return true;
-  emu_switch(lane, lane->next);
+  switch_lane(lane, lane->next);
   return false;
 }
 

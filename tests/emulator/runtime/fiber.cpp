@@ -6,6 +6,10 @@
 
 #include "machine.h"
 
+#if defined(EMU_ASAN)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
 // The callee-saved registers of the System V ABI go to the stack. A plain return is predicted well: the lane that is
 // left and the lane that is entered nearly always stand at the same call.
 asm(R"(
@@ -64,7 +68,42 @@ void prepare_lane(Lane* lane, uint64_t region) {
   lane->sp = sp;
 }
 
+#if defined(EMU_ASAN)
+
+namespace {
+
+const void* main_bottom;  // the host runs one worker on one OS thread
+size_t main_size;
+
+}  // namespace
+
+void arrive_on_stack() {
+  const void* bottom;
+  size_t size;
+  __sanitizer_finish_switch_fiber(nullptr, &bottom, &size);
+  if (main_bottom == nullptr) {  // the first switch comes from there
+    main_bottom = bottom;
+    main_size = size;
+  }
+}
+
+void switch_lane(Lane* from, Lane* to) {
+  const bool to_main = to == &to->worker->main;
+  const uint64_t region = reinterpret_cast<uint64_t>(to) & ~(kStackBytes - 1);
+  if (to_main) {
+    __sanitizer_start_switch_fiber(nullptr, main_bottom, main_size);
+  } else {
+    __sanitizer_start_switch_fiber(nullptr, reinterpret_cast<void*>(region + 2 * kStackPage),
+                                   kStackBytes - 2 * kStackPage);
+  }
+  emu_switch(from, to);
+  arrive_on_stack();
+}
+
+#endif
+
 extern "C" void emu_lane_main() {
+  arrive_on_stack();
   Lane* lane = self();
   emu_thread thread = lane->simdgroup->threadgroup->thread;
   thread.thread = lane->thread;

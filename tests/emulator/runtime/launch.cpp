@@ -42,12 +42,7 @@ uint64_t offset_of(const Launch* launch, const void* pc) {
   return pc == nullptr ? 0 : reinterpret_cast<uint64_t>(pc) - 1 - launch->image_base;
 }
 
-void vreport(Launch* launch,
-             FaultKind kind,
-             bool is_fatal,
-             const void* pc0,
-             const void* pc1,
-             const char* format,
+void vreport(Launch* launch, FaultKind kind, bool is_fatal, const void* pc0, const void* pc1, const char* format,
              va_list arguments) {
   const std::lock_guard<std::mutex> lock(report_mutex);
   const uint64_t at0 = offset_of(launch, pc0), at1 = offset_of(launch, pc1);
@@ -173,7 +168,7 @@ void fatal(Lane* lane, FaultKind kind, const void* pc0, const void* pc1, const c
   vreport(worker.launch, kind, true, pc0, pc1, format, arguments);
   va_end(arguments);
   worker.launch->stop.store(1);
-  emu_switch(lane, &worker.main);  // its lanes are never continued
+  switch_lane(lane, &worker.main);  // its lanes are never continued
   abort();
 }
 
@@ -211,6 +206,7 @@ int emu_run(Launch* launch) {
   for (uint32_t i = 0; i < n_workers; ++i) {
     workers.push_back(take_worker());
     workers[i]->launch = launch;
+    workers[i]->main.worker = workers[i].get();
     workers[i]->counters = Counters{};
     trace_begin_worker(*workers[i]);
     ensure_stacks(*workers[i], n_threads);

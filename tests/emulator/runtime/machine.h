@@ -127,6 +127,13 @@ inline Worker* worker_of(const Lane* lane) { return lane->worker; }
 
 /// Saves the caller in `from` and continues `to`.
 extern "C" void emu_switch(Lane* from, Lane* to);
+#if defined(EMU_ASAN)
+void switch_lane(Lane* from, Lane* to);  // tells AddressSanitizer which stack it is on
+void arrive_on_stack();
+#else
+inline void switch_lane(Lane* from, Lane* to) { emu_switch(from, to); }
+inline void arrive_on_stack() {}
+#endif
 
 /// Makes `lane` start at emu_lane_main with an empty stack.
 void prepare_lane(Lane* lane, uint64_t region);

@@ -28,8 +28,8 @@ void map_arena(Worker& worker) {
 
 using namespace emu;
 
-extern "C" void* emu_threadgroup_array(
-    emu_u32 id, const char* name, emu_u64 size, emu_u64 element_size, emu_u64 alignment) {
+extern "C" void* emu_threadgroup_array(emu_u32 id, const char* name, emu_u64 size, emu_u64 element_size,
+                                       emu_u64 alignment) {
   Lane* lane = self();
   Threadgroup& tg = *lane->simdgroup->threadgroup;
   Worker& worker = *tg.worker;
@@ -58,8 +58,8 @@ extern "C" void* emu_threadgroup_array(
     array.shift = element_size % 2 == 0 ? 1 : 0;  // a lane's smallest access; coarser would see races that are none
     tg.arena_used = start + size;
 #if defined(EMU_ASAN)
-    ASAN_POISON_MEMORY_REGION(worker.arena + start - kArenaGap, size + 2 * kArenaGap);
-    ASAN_UNPOISON_MEMORY_REGION(worker.arena + start, size);
+    __asan_poison_memory_region(worker.arena + start - kArenaGap, size + 2 * kArenaGap);
+    __asan_unpoison_memory_region(worker.arena + start, size);
 #endif
     memset(worker.arena + start, 0xff, size);  // NaN in every float type
   }

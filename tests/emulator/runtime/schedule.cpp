@@ -84,7 +84,7 @@ void run_threadgroup(Worker& worker, uint64_t linear) {
   if (launch.shuffled) shuffle(worker, worker.order.data(), tg.n_simdgroups);
   for (uint32_t i = 0; i < tg.n_simdgroups; ++i) set_up_simdgroup(worker, worker.simdgroups[i], i, n_threads);
   trace_begin_threadgroup(worker);
-  emu_switch(&worker.main, worker.simdgroups[worker.order[0]].resume);
+  switch_lane(&worker.main, worker.simdgroups[worker.order[0]].resume);
   if (tg.array_bytes > worker.counters.threadgroup_memory_bytes) {
     worker.counters.threadgroup_memory_bytes = tg.array_bytes;
   }
@@ -95,11 +95,11 @@ void leave_simdgroup(Lane* lane) {
   for (uint32_t i : worker.order) {
     Simdgroup& group = worker.simdgroups[i];
     if (!group.blocked && group.finished < group.size) {
-      emu_switch(lane, group.resume);
+      switch_lane(lane, group.resume);
       return;
     }
   }
-  emu_switch(lane, &worker.main);
+  switch_lane(lane, &worker.main);
 }
 
 void finish_lane(Lane* lane) {
@@ -113,7 +113,7 @@ void finish_lane(Lane* lane) {
   if (group.finished < group.size) {
     lane->previous->next = lane->next;
     lane->next->previous = lane->previous;
-    emu_switch(lane, lane->next);
+    switch_lane(lane, lane->next);
     abort();
   }
   if (tg.arrived != 0) {

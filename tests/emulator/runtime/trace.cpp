@@ -52,8 +52,8 @@ bool is_new(Trace& trace, uint32_t kind, uint64_t pc0, uint64_t pc1) {
 
 const void* pointer(const Launch& launch, uint32_t pc) { return reinterpret_cast<void*>(launch.image_base + pc); }
 
-[[noreturn]] __attribute__((noinline, cold)) void outside(
-    Lane* lane, uint64_t address, uint64_t bytes, Access kind, void* pc) {
+[[noreturn]] __attribute__((noinline, cold)) void outside(Lane* lane, uint64_t address, uint64_t bytes, Access kind,
+                                                          void* pc) {
   Worker& worker = *worker_of(lane);
   const DeviceMemory& memory = *trace_of(worker).launch->memory;
   const char* verb = kind == kRead ? "reads" : "writes";
@@ -100,14 +100,8 @@ const void* pointer(const Launch& launch, uint32_t pc) { return reinterpret_cast
         static_cast<unsigned long long>(bytes));
 }
 
-__attribute__((noinline, cold)) void report_race(Lane* lane,
-                                                 Actor earlier,
-                                                 uint32_t earlier_pc,
-                                                 Access first,
-                                                 Access second,
-                                                 const Array& array,
-                                                 uint64_t granule,
-                                                 void* pc) {
+__attribute__((noinline, cold)) void report_race(Lane* lane, Actor earlier, uint32_t earlier_pc, Access first,
+                                                 Access second, const Array& array, uint64_t granule, void* pc) {
   Worker& worker = *worker_of(lane);
   Launch& launch = *worker.launch;
   if (!is_new(trace_of(worker), kFaultRace, earlier_pc, reinterpret_cast<uint64_t>(pc))) return;
@@ -118,8 +112,8 @@ __attribute__((noinline, cold)) void report_race(Lane* lane,
 }
 
 template <Access kind>
-__attribute__((always_inline)) inline void threadgroup_access(
-    Lane* lane, Worker& worker, Trace& trace, uint64_t offset, uint64_t bytes, void* pc) {
+__attribute__((always_inline)) inline void threadgroup_access(Lane* lane, Worker& worker, Trace& trace, uint64_t offset,
+                                                              uint64_t bytes, void* pc) {
   const Threadgroup& tg = worker.threadgroup;
   const Array* array = &tg.arrays[trace.last_array];
   if (__builtin_expect(offset - array->offset + bytes > array->bytes || offset < array->offset, 0)) {
@@ -182,13 +176,8 @@ __attribute__((always_inline)) inline void threadgroup_access(
   }
 }
 
-__attribute__((noinline, cold)) void report_device_race(Lane* lane,
-                                                        const Extent& extent,
-                                                        const GlobalActor& earlier,
-                                                        Access first,
-                                                        Access second,
-                                                        uint64_t offset,
-                                                        void* pc) {
+__attribute__((noinline, cold)) void report_device_race(Lane* lane, const Extent& extent, const GlobalActor& earlier,
+                                                        Access first, Access second, uint64_t offset, void* pc) {
   Worker& worker = *worker_of(lane);
   Launch& launch = *worker.launch;
   if (!is_new(trace_of(worker), kFaultRace, earlier.pc, reinterpret_cast<uint64_t>(pc))) return;
@@ -202,8 +191,8 @@ __attribute__((noinline, cold)) void report_device_race(Lane* lane,
 
 /// Races on memory that the launch writes somewhere.
 template <Access kind>
-void device_cells(
-    Lane* lane, Worker& worker, LaunchTrace& shared, Extent& extent, uint64_t offset, uint64_t bytes, void* pc) {
+void device_cells(Lane* lane, Worker& worker, LaunchTrace& shared, Extent& extent, uint64_t offset, uint64_t bytes,
+                  void* pc) {
   const Threadgroup& tg = worker.threadgroup;
   GlobalActor me;
   me.group = uint32_t(tg.linear) + 1;

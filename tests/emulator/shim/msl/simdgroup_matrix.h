@@ -73,10 +73,8 @@ EMU_INLINE simdgroup_matrix<T, Cols, Rows> make_filled_simdgroup_matrix(T value)
 
 /// d = a * b + c. Products and sums are f32; d rounds once to its own type.
 template <class D, class A, class B, class C>
-EMU_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d,
-                                              const simdgroup_matrix<A, 8, 8>& a,
-                                              const simdgroup_matrix<B, 8, 8>& b,
-                                              const simdgroup_matrix<C, 8, 8>& c) {
+EMU_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a,
+                                              const simdgroup_matrix<B, 8, 8>& b, const simdgroup_matrix<C, 8, 8>& c) {
   static_assert(is_same_v<D, C>, "the accumulator keeps its type");
   const emu_pair sum =
       emu::multiply_accumulate(emu::pair_of(a.elements), emu::pair_of(b.elements), emu::pair_of(c.elements));
@@ -84,19 +82,15 @@ EMU_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d,
 }
 
 template <class D, class A, class B>
-EMU_INLINE void simdgroup_multiply(simdgroup_matrix<D, 8, 8>& d,
-                                   const simdgroup_matrix<A, 8, 8>& a,
+EMU_INLINE void simdgroup_multiply(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a,
                                    const simdgroup_matrix<B, 8, 8>& b) {
   const emu_pair sum = emu::multiply_accumulate(emu::pair_of(a.elements), emu::pair_of(b.elements), emu_pair{0, 0});
   d.elements = vec<D, 2>(D(sum.x), D(sum.y));
 }
 
 template <class T>
-EMU_INLINE void simdgroup_load(simdgroup_matrix<T, 8, 8>& d,
-                               const T* src,
-                               ulong elements_per_row = 8,
-                               vec<ulong, 2> origin = vec<ulong, 2>(0),
-                               bool transpose = false) {
+EMU_INLINE void simdgroup_load(simdgroup_matrix<T, 8, 8>& d, const T* src, ulong elements_per_row = 8,
+                               vec<ulong, 2> origin = vec<ulong, 2>(0), bool transpose = false) {
   const emu::Place at = emu::fragment_place();
   src += origin.y * elements_per_row + origin.x;
   const ulong first = transpose ? at.col * elements_per_row + at.row : at.row * elements_per_row + at.col;
@@ -104,11 +98,8 @@ EMU_INLINE void simdgroup_load(simdgroup_matrix<T, 8, 8>& d,
 }
 
 template <class T>
-EMU_INLINE void simdgroup_store(const simdgroup_matrix<T, 8, 8>& a,
-                                T* dst,
-                                ulong elements_per_row = 8,
-                                vec<ulong, 2> origin = vec<ulong, 2>(0),
-                                bool transpose = false) {
+EMU_INLINE void simdgroup_store(const simdgroup_matrix<T, 8, 8>& a, T* dst, ulong elements_per_row = 8,
+                                vec<ulong, 2> origin = vec<ulong, 2>(0), bool transpose = false) {
   const emu::Place at = emu::fragment_place();
   dst += origin.y * elements_per_row + origin.x;
   const ulong first = transpose ? at.col * elements_per_row + at.row : at.row * elements_per_row + at.col;
