@@ -7,6 +7,7 @@
 from flashrt._errors import UnsupportedError
 from flashrt._version import __version__
 from flashrt.attention import attention
+from flashrt.explain import explain, supported
 from flashrt.patch import patch_mlx, unpatch_mlx
 from flashrt.varlen import attention_varlen
 
@@ -15,6 +16,8 @@ __all__ = [
     "__version__",
     "attention",
     "attention_varlen",
+    "explain",
     "patch_mlx",
+    "supported",
     "unpatch_mlx",
 ]

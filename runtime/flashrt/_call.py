@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from flashrt._errors import UnsupportedError
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -382,9 +380,9 @@ def check_impl(impl: str, allowed: Sequence[str]) -> str:
     return impl
 
 
-def refuse(message: str) -> UnsupportedError:
-    """Make the error for a request that is well formed and not supported."""
-    return UnsupportedError(message)
+def dtype_name(x: mx.array) -> str:
+    """``float32`` and the like."""
+    return _name(x.dtype)
 
 
 def _name(dtype: mx.Dtype) -> str:

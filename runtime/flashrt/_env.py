@@ -10,7 +10,6 @@ import functools
 import math
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashrt import _C
@@ -31,7 +30,7 @@ class Settings:
     long_l_threshold: int | None = None
     attention_bytes_threshold: int | None = None
     max_buffer_ms: float | None = None
-    metallib_dir: Path | None = None
+    metallib_dir: str | None = None
     verbose: bool = False
 
 
@@ -60,10 +59,10 @@ def _milliseconds(text: str) -> float:
     return value
 
 
-def _directory(text: str) -> Path:
-    if not Path(text).is_dir():
+def _directory(text: str) -> str:
+    if not os.path.isdir(text):  # noqa: PTH112  (pathlib costs as much import time as flashrt)
         raise ValueError("an existing directory")
-    return Path(text)
+    return text
 
 
 def _switch(text: str) -> bool:

@@ -7,18 +7,28 @@ device, so that ``explain`` and the tests see what ``attention`` does.
 from __future__ import annotations
 
 import enum
+import functools
+import os
+import platform
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from flashrt._call import refuse
+from flashrt import _C
+from flashrt._call import dtype_name
+from flashrt._errors import UnsupportedError
 
 if TYPE_CHECKING:
     from flashrt._call import Call
     from flashrt._env import Settings
 
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 256  # of the CPU kernels
+METALLIB = "flashrt.metallib"
+
+_UNBOUNDED_L = 2**31 - 1
+_NAX_GENERATION = 17  # M5: matrix units, which MLX uses from macOS 26.2 on
+_NAX_MACOS = (26, 2)
 
 
 class Route(enum.Enum):
@@ -41,6 +51,15 @@ class Device(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Target:
+    """Where a call would run."""
+
+    device: Device
+    gpu: str = "simd"  # or "nax"
+    missing_metallib: str = ""  # path at which kernels were looked for in vain
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """A route and the reason for it, a sentence's second half."""
 
@@ -48,18 +67,43 @@ class Decision:
     reason: str
 
 
+CPU = Target(Device.CPU)
 _METAL_IS_AVAILABLE = mx.metal.is_available()
 
 
-def current_device() -> Device:
-    """Kind of the device that the current stream runs on."""
+def current_target(settings: Settings) -> Target:
+    """Where the current stream runs."""
     if mx.default_device().type == mx.DeviceType.cpu:
-        return Device.CPU
-    return Device.METAL if _METAL_IS_AVAILABLE else Device.OTHER_GPU
+        return CPU
+    if not _METAL_IS_AVAILABLE:
+        return Target(Device.OTHER_GPU)
+    return _metal_target(settings.metallib_dir or os.path.dirname(__file__))  # noqa: PTH120
+
+
+@functools.cache
+def _metal_target(folder: str) -> Target:
+    library = os.path.join(folder, METALLIB)  # noqa: PTH118
+    return Target(
+        Device.METAL,
+        gpu_class(metal_architecture(), platform.mac_ver()[0]),
+        "" if os.path.exists(library) else library,  # noqa: PTH110
+    )
+
+
+def metal_architecture() -> str:
+    """Name that Metal gives the present GPU."""
+    return str(mx.device_info(mx.gpu)["architecture"])
+
+
+def gpu_class(architecture: str, macos: str) -> str:
+    """``"nax"`` where MLX computes on matrix units, else ``"simd"``."""
+    generation = int(_C.device(architecture)["generation"])
+    version = tuple(int(part) for part in macos.split(".")[:2] if part.isdigit())
+    return "nax" if generation >= _NAX_GENERATION and version >= _NAX_MACOS else "simd"
 
 
 def decide(
-    call: Call, impl: str, settings: Settings, device: Device, *, wants_lse: bool = False
+    call: Call, impl: str, settings: Settings, target: Target, *, wants_lse: bool = False
 ) -> Decision:
     """Choose the route of a call.
 
@@ -71,7 +115,7 @@ def decide(
         What the caller asks for; anything but ``"auto"`` wins over the environment.
     settings
         The environment.
-    device
+    target
         Where the call runs.
     wants_lse
         The caller wants the LSE back, which mx.fast does not give.
@@ -87,42 +131,102 @@ def decide(
         return Decision(Route.COMPOSED, f"{source} asks for it")
     if asked == "mlx":
         if difference := differs_from_mlx(call, wants_lse):
-            raise refuse(f"{source}: {difference}; use impl='auto' or impl='kernel'")
+            raise UnsupportedError(f"{source}: {difference}; use impl='auto' or impl='kernel'")
         return Decision(Route.MLX, f"{source} asks for it")
-    missing = no_kernel(call, device)
+    missing = missing_kernel(call, target)
     if asked == "kernel":
         if missing:
-            raise refuse(f"{source}: {missing}; use impl='auto' or impl='reference'")
+            raise UnsupportedError(f"{source}: {missing}; use impl='auto' or impl='reference'")
         return Decision(Route.KERNEL, f"{source} asks for it")
-    return _automatic(call, settings, device, missing, wants_lse)
-
-
-def _automatic(
-    call: Call, settings: Settings, device: Device, missing: str, wants_lse: bool
-) -> Decision:
     if missing:
         return Decision(Route.COMPOSED, missing)
+    return _automatic(call, settings, target, wants_lse)
+
+
+def _automatic(call: Call, settings: Settings, target: Target, wants_lse: bool) -> Decision:
+    difference = differs_from_mlx(call, wants_lse)
     if settings.vjp_mode == "unfused":
-        if differs_from_mlx(call, wants_lse):
-            return Decision(Route.COMPOSED, "FLASHRT_VJP_MODE=unfused asks for no own kernels")
-        return Decision(Route.MLX, "FLASHRT_VJP_MODE=unfused asks for no own kernels")
+        route = Route.COMPOSED if difference else Route.MLX
+        return Decision(route, "FLASHRT_VJP_MODE=unfused asks for no own kernels")
     if settings.vjp_mode == "fused":
         return Decision(Route.KERNEL, "FLASHRT_VJP_MODE=fused asks for own kernels")
-    if device is Device.CPU:
-        return Decision(Route.KERNEL, "the native CPU kernels take every call with D, Dv <= 256")
-    return Decision(Route.KERNEL, "flashrt has kernels for this head dim and dtype")
+    if target.device is Device.CPU:
+        return Decision(Route.KERNEL, f"native CPU kernels take every D and Dv <= {MAX_HEAD_DIM}")
+    if difference:
+        return Decision(Route.KERNEL, difference)
+    if no_gradient := _mlx_cannot_train(call):
+        return Decision(Route.KERNEL, no_gradient)
+    return _by_threshold(call, settings, target)
 
 
-def no_kernel(call: Call, device: Device) -> str:
+def _by_threshold(call: Call, settings: Settings, target: Target) -> Decision:
+    """Compare with the registry's row, or with what the environment puts in its place."""
+    B, H, _, qL, kL, D, Dv = call.shape
+    row = _routes()[target.gpu, D, Dv, dtype_name(call.q), "causal" if call.causal else "full"]
+    min_l, max_l = row["min_l"], row["max_l"]
+    if settings.long_l_threshold is not None:
+        min_l, max_l = settings.long_l_threshold, _UNBOUNDED_L
+    limit = row["score_bytes"]
+    if settings.attention_bytes_threshold is not None:
+        limit = settings.attention_bytes_threshold
+    tile = row["mlx_tile"]
+    held = B * H * min(qL, tile) * min(kL, tile) * call.q.itemsize
+    L = max(qL, kL)
+    if min_l <= L < max_l:
+        return Decision(Route.KERNEL, f"own kernels are preferred at L={L}")
+    if held >= limit:
+        return Decision(Route.KERNEL, f"mx.fast would hold {held} bytes of scores at a time")
+    return Decision(Route.MLX, f"mx.fast is predicted to be faster at L={L}, D={D}")
+
+
+@functools.cache
+def _routes() -> dict[tuple[str, int, int, str, str], dict[str, int]]:
+    return {
+        (row["gpu"], row["d"], row["dv"], row["dtype"], row["mask"]): row for row in _C.routes()
+    }
+
+
+@functools.cache
+def metal_kernels() -> frozenset[tuple[str, int, int]]:
+    """(dtype, D, Dv) for which there are kernels."""
+    return frozenset(
+        (row["dtype"], row["d"], row["dv"]) for row in _C.kernels() if row["kind"] == "fwd"
+    )
+
+
+def missing_kernel(call: Call, target: Target) -> str:
     """Why flashrt has no kernel of its own for a call; empty where it has one."""
     D, Dv = call.shape[5:]
-    dtype = str(call.q.dtype).removeprefix("mlx.core.")
+    dtype = dtype_name(call.q)
     if dtype == "float64":
         return "q has dtype float64, and kernels take float16, bfloat16 and float32"
-    if device is Device.OTHER_GPU:
+    if target.device is Device.OTHER_GPU:
         return "this GPU is not Metal's, and flashrt's GPU kernels are"
-    if device is Device.CPU and max(D, Dv) > MAX_HEAD_DIM:
-        return f"head dims D={D}, Dv={Dv}: CPU kernels take up to {MAX_HEAD_DIM}"
+    if target.device is Device.CPU:
+        if max(D, Dv) > MAX_HEAD_DIM:
+            return f"head dims D={D}, Dv={Dv}: CPU kernels take up to {MAX_HEAD_DIM}"
+        return ""
+    if (dtype, D, Dv) not in metal_kernels():
+        dims = ", ".join(
+            str(d) if d == dv else f"{d} with Dv={dv}"
+            for name, d, dv in sorted(metal_kernels())
+            if name == dtype
+        )
+        return f"no Metal kernel for D={D}, Dv={Dv} in {dtype}; there are {dims}"
+    if target.missing_metallib:
+        return (
+            f"{target.missing_metallib} does not exist; reinstall flashrt, or set "
+            "FLASHRT_METALLIB_DIR to its directory"
+        )
+    return ""
+
+
+def _mlx_cannot_train(call: Call) -> str:
+    """Why the gradient of mx.fast's call fails on Metal though its value is right."""
+    if call.sinks is not None:
+        return "mx.fast has no gradient with sinks"
+    if call.shape[3] <= 8:
+        return "mx.fast has no gradient for 8 queries or fewer"
     return ""
 
 

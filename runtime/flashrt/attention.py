@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from flashrt import _C, _env
 from flashrt._call import Call, check, check_flag, check_impl
-from flashrt._route import Decision, Route, current_device, decide
+from flashrt._route import Decision, Route, current_target, decide
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -175,7 +175,7 @@ def on(stream: StreamOrDevice) -> contextlib.AbstractContextManager[object]:
 def run(call: Call, impl: str, *, wants_lse: bool) -> tuple[mx.array, mx.array | None]:
     """Route a checked call and build its graph."""
     settings = _env.settings()
-    decision = decide(call, impl, settings, current_device(), wants_lse=wants_lse)
+    decision = decide(call, impl, settings, current_target(settings), wants_lse=wants_lse)
     if settings.verbose:
         _report(call, decision)
     if decision.route is Route.KERNEL:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from flashrt._call import check_array, check_flag, refuse
+from flashrt._call import check_array, check_flag
+from flashrt._errors import UnsupportedError
 from flashrt.attention import attention
 from flashrt.varlen import attention_varlen
 
@@ -80,7 +81,9 @@ def flash_attn_varlen_func(
     _check_flash_attn(dropout_p, deterministic, return_attn_probs)
     del max_seqlen_q, max_seqlen_k
     if block_table is not None:
-        raise refuse("block_table: paged keys and values are not supported; supported: None")
+        raise UnsupportedError(
+            "block_table: paged keys and values are not supported; supported: None"
+        )
     o = attention_varlen(
         q,
         k,
@@ -119,9 +122,11 @@ def scaled_dot_product_attention(
 def _check_flash_attn(dropout_p: float, deterministic: bool, return_attn_probs: bool) -> None:
     check_flag("deterministic", deterministic)
     if dropout_p != 0.0:
-        raise refuse(f"dropout_p={dropout_p!r}: attention dropout is not supported; supported: 0.0")
+        raise UnsupportedError(
+            f"dropout_p={dropout_p!r}: attention dropout is not supported; supported: 0.0"
+        )
     if check_flag("return_attn_probs", return_attn_probs):
-        raise refuse(
+        raise UnsupportedError(
             "return_attn_probs=True: the probabilities are never formed; supported: False; "
             "flashrt.attention(..., return_lse=True) gives the log-sum-exp"
         )

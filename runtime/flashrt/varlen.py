@@ -18,8 +18,8 @@ from flashrt._call import (
     check_sinks,
     check_softcap,
     check_window,
-    refuse,
 )
+from flashrt._errors import UnsupportedError
 from flashrt.attention import on, run
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _check_slopes(slopes: mx.array, H: int) -> mx.array:
     check_array("alibi_slopes", slopes)
     check_float("alibi_slopes", slopes)
     if slopes.ndim == 2:
-        raise refuse(
+        raise UnsupportedError(
             f"alibi_slopes has shape {slopes.shape}; supported with packed sequences: ({H},), the "
             "same for every sequence; call flashrt.attention per sequence for others"
         )

@@ -133,8 +133,11 @@ std::pair<Arrays, Layout> flatten(const Operands& operands, mx::Stream s) {
 
 std::pair<mx::array, mx::array> attention(const Operands& operands, const Options& options, mx::Stream stream) {
   auto [inputs, layout] = flatten(operands, stream);
+  auto primitive_options = options;
+  // The gradient of the sinks is made of the LSE, so its own derivative goes through it.
+  primitive_options.lse_is_used |= layout.has(Extra::sinks);
   auto out = mx::array::make_arrays({o_shape(inputs), lse_shape(inputs)}, {inputs[0].dtype(), mx::float32},
-                                    std::make_shared<Attention>(stream, options, layout), inputs);
+                                    std::make_shared<Attention>(stream, primitive_options, layout), inputs);
   return {out[0], out[1]};
 }
 

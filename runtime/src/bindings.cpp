@@ -9,6 +9,7 @@
 #include "bindings_mlx.h"
 #include "bindings_plan.h"
 #include "cpu/attention.h"
+#include "plan_routes.h"
 
 namespace py = pybind11;
 
@@ -119,6 +120,24 @@ py::dict explain_metal(const Operands& operands, const Options& options, mx::Str
   return d;
 }
 
+py::list route_rows() {
+  py::list rows;
+  for (const RouteInfo& r : routes()) {
+    py::dict d;
+    d["gpu"] = r.gpu;
+    d["d"] = r.d;
+    d["dv"] = r.dv;
+    d["dtype"] = r.dtype;
+    d["mask"] = r.mask;
+    d["min_l"] = r.min_l;
+    d["max_l"] = r.max_l;
+    d["mlx_tile"] = r.mlx_tile;
+    d["score_bytes"] = r.score_bytes;
+    rows.append(d);
+  }
+  return rows;
+}
+
 }  // namespace
 
 }  // namespace flashrt
@@ -128,6 +147,7 @@ PYBIND11_MODULE(_C, m) {
   m.doc() = "Attention as MLX primitives; use it through flashrt.attention.";
   flashrt::bind_errors();
   flashrt::bind_plan(m);
+  m.def("routes", &flashrt::route_rows, "Where own kernels are preferred to mx.fast, one dict per row of the registry.");
   m.def("environment", &flashrt::environment, py::arg("names"), "Values of environment variables, None where unset.");
   flashrt::bind_call(m, "attention", flashrt::attention, "(O, LSE in the log2 domain) as one primitive.");
   flashrt::bind_call(m, "composed", flashrt::composed, "(O, natural-log LSE) from MLX's own operations.");
