@@ -75,8 +75,8 @@ mx::Shape o_shape(const Arrays& in) { return {in[0].shape(0), in[0].shape(1), in
 mx::Shape lse_shape(const Arrays& in) { return {in[0].shape(0), in[0].shape(1), in[0].shape(2)}; }
 
 /// dSinks = -sum over batch and rows of P_sink * delta, where delta = rowsum(dO * O) - dLSE.
-mx::array sinks_gradient(
-    const mx::array& sinks, const Arrays& outputs, const Arrays& cotangents, bool lse_is_used, mx::Stream s) {
+mx::array sinks_gradient(const mx::array& sinks, const Arrays& outputs, const Arrays& cotangents, bool lse_is_used,
+                         mx::Stream s) {
   const auto& lse2 = outputs[1];
   auto product = mx::multiply(mx::astype(cotangents[0], mx::float32, s), mx::astype(outputs[0], mx::float32, s), s);
   auto delta = mx::sum(product, -1, false, s);
@@ -160,9 +160,7 @@ Arrays AttentionBase::jvp(const Arrays& primals, const Arrays& tangents, const s
 
 // Attention
 
-Arrays Attention::vjp(const Arrays& primals,
-                      const Arrays& cotangents,
-                      const std::vector<int>& argnums,
+Arrays Attention::vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums,
                       const Arrays& outputs) {
   auto s = stream();
   const auto* mask = layout_.find(primals, Extra::mask);
@@ -249,9 +247,7 @@ Arrays AttentionBackward::fallback(const Arrays& inputs) {
   return gradients;
 }
 
-Arrays AttentionBackward::vjp(const Arrays& primals,
-                              const Arrays& cotangents,
-                              const std::vector<int>& argnums,
+Arrays AttentionBackward::vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums,
                               const Arrays&) {
   auto s = stream();
   const int n = layout_.count();

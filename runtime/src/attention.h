@@ -109,9 +109,7 @@ class Attention : public AttentionBase {
 
   void eval_cpu(const Arrays& inputs, Arrays& outputs) override;
   void eval_gpu(const Arrays& inputs, Arrays& outputs) override;
-  std::vector<mx::array> vjp(const Arrays& primals,
-                             const Arrays& cotangents,
-                             const std::vector<int>& argnums,
+  std::vector<mx::array> vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums,
                              const Arrays& outputs) override;
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
   bool is_equivalent(const mx::Primitive& other) const override;
@@ -133,9 +131,7 @@ class AttentionBackward : public AttentionBase {
 
   void eval_cpu(const Arrays& inputs, Arrays& outputs) override;
   void eval_gpu(const Arrays& inputs, Arrays& outputs) override;
-  std::vector<mx::array> vjp(const Arrays& primals,
-                             const Arrays& cotangents,
-                             const std::vector<int>& argnums,
+  std::vector<mx::array> vjp(const Arrays& primals, const Arrays& cotangents, const std::vector<int>& argnums,
                              const Arrays& outputs) override;
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
   bool is_equivalent(const mx::Primitive& other) const override;

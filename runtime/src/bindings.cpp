@@ -54,10 +54,8 @@ py::list environment(const std::vector<std::string>& names) {
 
 /// Binds a function of operands and options, and of what else it takes, under the argument list that all share.
 template <typename Result, typename... Last>
-void bind_call(py::module_& m,
-               const char* name,
-               Result (*function)(const Operands&, const Options&, mx::Stream, Last...),
-               const char* doc,
+void bind_call(py::module_& m, const char* name,
+               Result (*function)(const Operands&, const Options&, mx::Stream, Last...), const char* doc,
                const std::conditional_t<true, py::arg, Last>&... last_names) {
   m.def(
       name,
@@ -147,7 +145,8 @@ PYBIND11_MODULE(_C, m) {
   m.doc() = "Attention as MLX primitives; use it through flashrt.attention.";
   flashrt::bind_errors();
   flashrt::bind_plan(m);
-  m.def("routes", &flashrt::route_rows, "Where own kernels are preferred to mx.fast, one dict per row of the registry.");
+  m.def("routes", &flashrt::route_rows,
+        "Where own kernels are preferred to mx.fast, one dict per row of the registry.");
   m.def("environment", &flashrt::environment, py::arg("names"), "Values of environment variables, None where unset.");
   flashrt::bind_call(m, "attention", flashrt::attention, "(O, LSE in the log2 domain) as one primitive.");
   flashrt::bind_call(m, "composed", flashrt::composed, "(O, natural-log LSE) from MLX's own operations.");
