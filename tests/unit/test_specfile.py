@@ -223,12 +223,13 @@ def test_line_of_the_key(tmp_path: Path) -> None:
 def test_rules_apply_beside_unreadable_values(tmp_path: Path) -> None:
     """What cannot be read hides no other mistake of its row, and makes up none."""
     row = "{dtypes: [half], BQ: 24, BK: 033, WM: 4, WN: 2, split: off}"
+    splits = ", ".join(map(str, Split))
     assert errors(tmp_path, with_row(row, head="D: 97")) == [
         "a.yaml:1: D=97: must be a multiple of 8 up to 256; try 96",
         "a.yaml:3: fwd.BK=033: has a leading zero, which YAML reads as octal; write it without",
         "a.yaml:3: fwd.BQ=24: must be a multiple of 8*WM = 32; try 32",
         "a.yaml:3: fwd.dtypes=half: must be one of float16, bfloat16, float32",
-        f"a.yaml:3: fwd.split=off: is a boolean to YAML; must be one of {', '.join(map(str, Split))}",
+        f"a.yaml:3: fwd.split=off: is a boolean to YAML; must be one of {splits}",
     ]
     for key in ("dtypes", "BQ", "BK", "WM", "WN", "split"):
         found = errors(tmp_path, with_row(changed(key, "x")))
