@@ -75,6 +75,21 @@ def sum_heads(x: Floats, Hk: int) -> Floats:
     return x.reshape(B, Hk, H // max(Hk, 1), L, D).sum(2)
 
 
+def times_group(x: Floats, y: Floats) -> Floats:
+    """X (B,H,L,N) @ y (B,Hk,N,M), the y of each head's group; nothing is repeated in memory."""
+    B, H, L, N = x.shape
+    Hk = max(y.shape[1], 1)
+    return (x.reshape(B, Hk, H // Hk * L, N) @ y).reshape(B, H, L, y.shape[3])
+
+
+def summed_over_group(x: Floats, y: Floats, Hk: int) -> Floats:
+    """x^T (B,H,kL,qL) @ y (B,H,qL,D), summed over the heads of each group."""
+    B, H, L, N = x.shape
+    rows = H // max(Hk, 1) * L
+    grouped = x.reshape(B, Hk, rows, N).swapaxes(-1, -2)
+    return grouped @ y.reshape(B, Hk, rows, y.shape[3])
+
+
 def reduce_to_shape(x: Floats, shape: tuple[int, ...]) -> Floats:
     """Sum over the axes along which an array of ``shape`` was broadcast to ``x``."""
     x = x.sum(tuple(range(x.ndim - len(shape))))
@@ -173,7 +188,7 @@ def attention(
     (B, H, qL, D), kL = q.shape, k.shape[2]
     scale = D**-0.5 if scale is None else scale
 
-    raw = scale * (q @ repeat_heads(k, H).swapaxes(-1, -2))
+    raw = scale * times_group(q, k.swapaxes(-1, -2))
     logits = raw if not softcap else softcap * np.tanh(raw / softcap)
     if alibi is not None:
         slopes = np.broadcast_to(widen(alibi), (B, H))[:, :, None, None]
@@ -201,7 +216,7 @@ def attention(
     with np.errstate(divide="ignore"):
         lse = top + np.log(total)
     p = e / np.where(total == 0, 1.0, total)[..., None]
-    return Result(p @ repeat_heads(v, H), lse, p, logits, raw, scale)
+    return Result(times_group(p, v), lse, p, logits, raw, scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,12 +247,12 @@ def backward(
     """Gradients of sum(d_o * o) + sum(d_lse * lse); options as :func:`attention`."""
     f = attention(q, k, v, **options) if forward is None else forward
     q, k, v, d_o = widen(q), widen(k), widen(v), widen(d_o)
-    H, Hk = q.shape[1], k.shape[1]
+    Hk = k.shape[1]
     # A row that sees nothing has a constant LSE: whatever flows into it goes nowhere.
     delta = (d_o * f.o).sum(-1)
     if d_lse is not None:
         delta = delta - np.where(np.isneginf(f.lse), 0.0, widen(d_lse))
-    dp = d_o @ repeat_heads(v, H).swapaxes(-1, -2)
+    dp = times_group(d_o, v.swapaxes(-1, -2))
     dlogits = f.p * (dp - delta[..., None])
     softcap = options.get("softcap")
     draw = dlogits if not softcap else dlogits * (1 - np.tanh(f.raw / softcap) ** 2)
@@ -250,9 +265,9 @@ def backward(
         p_sink = np.exp(widen(sinks)[:, None] - f.lse)
         dsinks = -(p_sink * delta).sum((0, 2))
     return Backward(
-        dq=f.scale * (draw @ repeat_heads(k, H)),
-        dk=f.scale * sum_heads(draw.swapaxes(-1, -2) @ q, Hk),
-        dv=sum_heads(f.p.swapaxes(-1, -2) @ d_o, Hk),
+        dq=f.scale * times_group(draw, k),
+        dk=f.scale * summed_over_group(draw, q, Hk),
+        dv=summed_over_group(f.p, d_o, Hk),
         dmask=dmask,
         dsinks=dsinks,
         delta=delta,

@@ -21,6 +21,7 @@ FUNCTION = 2.0**-21  # relative error of exp2, log2, tanh: 4 units of float32, a
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": U32}
 # Half the spacing of subnormals. 32-bit (and so bfloat16) ones may be flushed to zero on a GPU.
 SUBNORMAL = {"float16": 2.0**-25, "bfloat16": 2.0**-126, "float32": 2.0**-126}
+CLAMPED = 1e37
 # The slot of the role split holds half(2^14 P): 11 bits, and half a subnormal of half below 2^-28.
 SLOT_UNIT = 2.0**-11
 SLOT_SUBNORMAL = 2.0**-25 * 2.0**-14
@@ -60,7 +61,7 @@ def _logit_errors(
 ) -> tuple[Floats, Floats]:
     D, H = q.shape[-1], q.shape[1]
     # A dot product of D terms, in any order, is off by at most D u |q|.|k|; two more for the scale.
-    products = np.abs(f.scale) * (np.abs(q) @ ref.repeat_heads(np.abs(k), H).swapaxes(-1, -2))
+    products = np.abs(f.scale) * ref.times_group(np.abs(q), np.abs(k).swapaxes(-1, -2))
     raw = (D + 2) * U32 * products
     softcap = options.get("softcap")
     # softcap has slope <= 1; tanh itself, the division and the product add their own.
@@ -99,7 +100,7 @@ def forward_bounds(
     ``u_p`` is the rounding of P, for a route that rounds it before multiplying V.
     """
     q, k, v = ref.widen(q), ref.widen(k), ref.widen(v)
-    H, kL = q.shape[1], k.shape[2]
+    kL = k.shape[2]
     logits, raw = _logit_errors(q, k, f, options)
     seen = np.isfinite(f.logits)
     top = np.max(np.where(seen, f.logits, -np.inf), -1, initial=-np.inf, keepdims=True)
@@ -114,11 +115,10 @@ def forward_bounds(
         sinks = ref.widen(options["sinks"])[:, None]
         away = np.abs(sinks - np.where(np.isfinite(top[..., 0]), top[..., 0], sinks))
         of_l = of_l + _relative(2 * U32 * (away + np.abs(sinks)) + FUNCTION)
-    values = ref.repeat_heads(np.abs(v), H)
     # O = sum(p v) / l: errors of each p, of P's own rounding, of the sum, of l, and of the output.
     o = (
-        (f.p * (weight + u_p)) @ values
-        + (f.p @ values) * (summing + 4 * U32)
+        ref.times_group(f.p * (weight + u_p), np.abs(v))
+        + ref.times_group(f.p, np.abs(v)) * (summing + 4 * U32)
         + np.abs(f.o) * of_l[..., None]
         + UNIT[dtype] * np.abs(f.o)
         + SUBNORMAL[dtype]
@@ -127,6 +127,8 @@ def forward_bounds(
     size = np.where(np.isfinite(f.lse), np.abs(f.lse), 0.0)
     peak = np.where(np.isfinite(top[..., 0]), np.abs(top[..., 0]), 0.0)
     lse = of_l + FUNCTION * np.abs(size - peak) + 4 * U32 * (size + peak) + 2 * U32
+    # A mask near the end of the range is clamped there in log2 units: such rows promise O alone.
+    lse = np.where(size > CLAMPED, np.finfo(np.float64).max, lse)
     return ForwardBounds(o, np.where(np.isfinite(f.lse), lse, 0.0), logits, raw)
 
 
@@ -155,7 +157,6 @@ def backward_bounds(
     q, k, v, d_o = (ref.widen(x) for x in (q, k, v, d_o))
     H, Hk, qL, kL, Dv = q.shape[1], k.shape[1], q.shape[2], k.shape[2], v.shape[3]
     softcap = options.get("softcap")
-    keys, values = (ref.repeat_heads(np.abs(x), H) for x in (k, v))
 
     # delta = rowsum(dO O) - dLSE from the stored O, a sum of Dv terms; O as wrong as its bound.
     products = (np.abs(d_o) * np.abs(f.o)).sum(-1)
@@ -175,7 +176,7 @@ def backward_bounds(
     if slot:
         of_p = of_p + np.where(f.p > 0, SLOT_UNIT * f.p + SLOT_SUBNORMAL, 0.0)
     # dP is a dot product of Dv terms; dS = P (dP - delta) takes three roundings more.
-    of_dp = (Dv + 1) * U32 * (np.abs(d_o) @ values.swapaxes(-1, -2))
+    of_dp = (Dv + 1) * U32 * ref.times_group(np.abs(d_o), np.abs(v).swapaxes(-1, -2))
     difference = np.abs(b.dp - b.delta[..., None])
     of_ds = of_p * difference + (f.p + of_p) * (of_dp + delta_error[..., None])
     of_ds = (
@@ -214,11 +215,9 @@ def backward_bounds(
             p_sink * ((of_sink + terms * U32) * np.abs(b.delta) + (1 + of_sink) * delta_error)
         ).sum((0, 2)) + 4 * U32 * np.abs(b.dsinks)
     return BackwardBounds(
-        dq=scale * ((of_draw + over_keys * draw) @ keys) + closing(b.dq),
-        dk=scale * ref.sum_heads((of_draw + over_rows * draw).swapaxes(-1, -2) @ np.abs(q), Hk)
-        + closing(b.dk),
-        dv=ref.sum_heads((of_p + over_rows * f.p).swapaxes(-1, -2) @ np.abs(d_o), Hk)
-        + closing(b.dv),
+        dq=scale * ref.times_group(of_draw + over_keys * draw, np.abs(k)) + closing(b.dq),
+        dk=scale * ref.summed_over_group(of_draw + over_rows * draw, np.abs(q), Hk) + closing(b.dk),
+        dv=ref.summed_over_group(of_p + over_rows * f.p, np.abs(d_o), Hk) + closing(b.dv),
         dmask=dmask,
         dsinks=dsinks,
         delta=delta,
