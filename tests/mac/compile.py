@@ -22,17 +22,21 @@ def sources() -> list[Path]:
     return [folder / "encode_metal.cpp", *sorted(primitives)]
 
 
+def command() -> list[str]:
+    """Return the compiler and what it takes to see a Mac's headers."""
+    include = mlx_headers.include_dir()
+    line = [compiler().path, "-std=c++20", "-fblocks", "-Wall", "-Wextra", "-Werror"]
+    line += ["-Wno-deprecated-declarations"]  # inside this standard library's std::bind
+    line += ["-D_METAL_", "-DACCELERATE_NEW_LAPACK", f"-DFLASHRT_KERNELS_TAG={TAG}"]
+    for folder in (STUBS, include, include / "metal_cpp"):
+        line += ["-isystem", str(folder)]
+    return [*line, f"-I{ROOT / 'runtime/src'}", f"-I{ROOT / 'runtime/metal'}"]
+
+
 def compile_source(path: Path, output: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Type-check a file, or compile it to an object file of this machine."""
-    include = mlx_headers.include_dir()
-    command = [compiler().path, "-std=c++20", "-fblocks", "-Wall", "-Wextra", "-Werror"]
-    command += ["-Wno-deprecated-declarations"]  # inside this standard library's std::bind
-    command += ["-D_METAL_", "-DACCELERATE_NEW_LAPACK", f"-DFLASHRT_KERNELS_TAG={TAG}"]
-    for folder in (STUBS, include, include / "metal_cpp"):
-        command += ["-isystem", str(folder)]
-    command += [f"-I{ROOT / 'runtime/src'}", f"-I{ROOT / 'runtime/metal'}"]
-    command += ["-fsyntax-only"] if output is None else ["-fPIC", "-c", "-o", str(output)]
-    return subprocess.run([*command, str(path)], capture_output=True, text=True, check=False)
+    how = ["-fsyntax-only"] if output is None else ["-fPIC", "-c", "-o", str(output)]
+    return subprocess.run([*command(), *how, str(path)], capture_output=True, text=True)
 
 
 def undefined_symbols(path: Path) -> set[str]:
