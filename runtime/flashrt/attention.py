@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Mask = mx.array | Literal["causal"] | None
     Window = int | Sequence[int] | None
     Segments = mx.array | Sequence[mx.array] | None
-    StreamOrDevice = mx.Stream | mx.Device | None
+    StreamOrDevice = mx.Stream | mx.Device | mx.DeviceType | None
 
 _LN2 = 0.6931471805599453
 
@@ -169,7 +169,9 @@ _HERE: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
 
 def on(stream: StreamOrDevice) -> contextlib.AbstractContextManager[object]:
     """Return a context in which operations go to a stream; the current one for None."""
-    return _HERE if stream is None else mx.stream(stream)
+    if stream is None:
+        return _HERE
+    return mx.stream(mx.Device(stream) if isinstance(stream, mx.DeviceType) else stream)
 
 
 def run(call: Call, impl: str, *, wants_lse: bool) -> tuple[mx.array, mx.array | None]:
