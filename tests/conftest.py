@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import hypothesis
 import pytest
 
 DEPTHS = ("quick", "ci", "full")
+EXAMPLES = {"quick": 150, "ci": 1000, "full": 10000}  # of every property
 NEEDED = {"slow": "ci", "exhaustive": "full"}  # marker -> depth at which a test runs
 depth_key = pytest.StashKey[str]()
 
@@ -27,7 +29,16 @@ def pytest_configure(config: pytest.Config) -> None:
     """Decide how deep to go."""
     config.addinivalue_line("markers", "exhaustive: hours; runs with --full only")
     full, ci = config.getoption("--full"), config.getoption("--ci")
-    config.stash[depth_key] = "full" if full else "ci" if ci else "quick"
+    config.stash[depth_key] = depth = "full" if full else "ci" if ci else "quick"
+    hypothesis.settings.register_profile(
+        "flashrt",
+        max_examples=EXAMPLES[depth],
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+    hypothesis.settings.load_profile("flashrt")
 
 
 @pytest.fixture(scope="session")
