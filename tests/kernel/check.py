@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tests import reference as ref
 from tests import tolerance as tol
+from tests.emulator import EmulatorError
 from tests.kernel import launch
 from tests.kernel.problems import LOG2E, Problem, Tensors, make_tensors
 from tests.kernel.registry import Kernel
@@ -43,6 +44,13 @@ def stored_statistics(f: ref.Result, b: ref.Backward) -> tuple[Array, Array]:
 def check(kernel: Kernel, p: Problem, run: launch.Run | None = None) -> Verdict:
     """Launch a tiled kernel on a problem and compare every output, element by element."""
     run = run or launch.Run()
+    try:
+        return _compare(kernel, p, run)
+    except EmulatorError as error:  # a launch that could not go on
+        return Verdict(p, (), (str(error), *run.faults[:5]), 0.0, {})
+
+
+def _compare(kernel: Kernel, p: Problem, run: launch.Run) -> Verdict:
     t = make_tensors(p)
     f = ref.attention(t.q, t.k, t.v, **t.options)
     options = _options(p, t)
