@@ -5,8 +5,6 @@ from typing import Any
 
 import mlx.core as mx
 
-__file__: str
-
 # These take Call.operands(), Call.options() and lse_is_used.
 def attention(*call: Any, **named: Any) -> tuple[mx.array, mx.array]: ...
 def composed(*call: Any, **named: Any) -> tuple[mx.array, mx.array]: ...

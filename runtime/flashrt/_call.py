@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 
@@ -25,8 +24,7 @@ _FLOATS = {mx.float16, mx.bfloat16, mx.float32, mx.float64}
 _SMALL_INTS = {mx.int8, mx.int16, mx.int32, mx.uint8, mx.uint16}
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """Arguments of attention, normalised: one dtype, rank-4 masks, two window edges.
 
     ``window_left`` and ``window_right`` are -1 where unbounded; ``softcap`` is 0.0 where off.

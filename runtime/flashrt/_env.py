@@ -9,8 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from flashrt import _C
 
@@ -21,8 +20,7 @@ IMPLS = ("auto", "kernel", "mlx", "reference")
 VJP_MODES = ("auto", "fused", "unfused")
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """What the environment asks for; None where it says nothing."""
 
     impl: str = "auto"
@@ -71,8 +69,7 @@ def _switch(text: str) -> bool:
     return text == "1"
 
 
-@dataclass(frozen=True, slots=True)
-class _Variable:
+class _Variable(NamedTuple):  # not a dataclass: those cost more to import than all of flashrt
     field: str
     parse: Callable[[str], object]
     names: tuple[str, ...]  # an alias stands behind the name that wins over it

@@ -10,8 +10,7 @@ import enum
 import functools
 import os
 import platform
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 
@@ -50,8 +49,7 @@ class Device(enum.Enum):
     OTHER_GPU = "gpu without Metal"
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """Where a call would run."""
 
     device: Device
@@ -59,8 +57,7 @@ class Target:
     missing_metallib: str = ""  # path at which kernels were looked for in vain
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """A route and the reason for it, a sentence's second half."""
 
     route: Route

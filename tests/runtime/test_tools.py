@@ -99,7 +99,7 @@ def test_another_mlx_is_an_import_error() -> None:
 
 def test_the_extension_joins_mlx_alone() -> None:
     """Loaded without the package, beside mlx, the module takes mlx's arrays."""
-    module = _C.__file__
+    module = str(_C.__file__)
     load = (
         "import importlib.util, mlx.core, sys\n"
         f"spec = importlib.util.spec_from_file_location('_C', {module!r})\n"
