@@ -52,3 +52,13 @@ def abi() -> Abi:
 def slot(name: str) -> int:
     """Index of a buffer slot: ``slot("Q")`` is kBufQ."""
     return abi().slots["kBuf" + name]
+
+
+@functools.cache
+def constant(name: str) -> float:
+    """Value of a float that all kernels share: ``constant("kFloor")``."""
+    text = HEADER.with_name("constants.h").read_text()
+    found = re.search(rf"constexpr float {name} = ([^;]+)f;", text)
+    if found is None:
+        raise LookupError(f"{name} is not in constants.h")
+    return float(found[1])
