@@ -150,18 +150,20 @@ def best_isa() -> str:
 
 def isas() -> list[str]:
     """Instruction sets that are built for this machine's architecture, best first."""
-    return ["avx512", "avx2", "baseline"] if "isa_avx2.cpp" in compile_flags() else ["neon"]
+    if "isa_avx2.cpp" not in compile_flags():
+        return ["neon"]
+    return ["avx512_bf16", "avx512", "avx2", "baseline"]
 
 
 def runs(isa: str) -> bool:
-    """Does this CPU have it?"""
+    """Tell whether this CPU has it."""
     order = isas()
     return order.index(isa) >= order.index(best_isa())
 
 
 def strides_of(x: Array, kind: type[Strides3] | type[Strides4]) -> Any:
     """Strides in elements, 0 for axes of one element (which may carry any stride)."""
-    assert kind is Strides4 or x.shape[-1] <= 1 or x.strides[-1] == x.itemsize, "last axis"
+    assert kind is Strides4 or x.shape[-1] <= 1 or x.size == 0 or x.strides[-1] == x.itemsize
     pairs = list(zip(x.strides, x.shape, strict=True))[: len(kind._fields_)]
     return kind(*(s // x.itemsize if n > 1 else 0 for s, n in pairs))
 
@@ -280,7 +282,8 @@ class Call:
             setattr(t, f"d_{name}", grad.ctypes.data)
             out[f"d_{name}"] = grad
         if d_mask is not None:
-            t.d_mask, t.d_mask_strides = d_mask.ctypes.data, strides_of(d_mask, Strides4)
+            wide = d_mask.reshape((1,) * (4 - d_mask.ndim) + d_mask.shape)
+            t.d_mask, t.d_mask_strides = d_mask.ctypes.data, strides_of(wide, Strides4)
         self._run(library().cpu_backward, p, t)
         del keep
         return out

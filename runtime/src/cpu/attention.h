@@ -39,8 +39,9 @@ struct Tensors {
 
 /// How to run a call; the defaults are what users get, tests and benchmarks choose.
 struct Options {
-  const char* isa = nullptr;  ///< "baseline", "avx2", "avx512" or "neon"; null picks the best this CPU has
-  int threads = 0;            ///< upper bound; 0: as many as the process may run on
+  const char* isa =
+      nullptr;      ///< "baseline", "avx2", "avx512", "avx512_bf16" or "neon"; null picks the best this CPU has
+  int threads = 0;  ///< upper bound; 0: as many as the process may run on
 };
 
 /// Writes O and LSE. Throws std::invalid_argument for an unknown or unavailable isa, std::bad_alloc without scratch.

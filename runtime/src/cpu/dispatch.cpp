@@ -11,6 +11,7 @@ extern const Kernels kBaselineKernels;
 #if defined(__x86_64__)
 extern const Kernels kAvx2Kernels;
 extern const Kernels kAvx512Kernels;
+extern const Kernels kAvx512Bf16Kernels;
 #endif
 
 namespace {
@@ -22,6 +23,7 @@ std::vector<const Kernels*> supported_kernels() {
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+  if (avx512 && __builtin_cpu_supports("avx512bf16")) found.push_back(&kAvx512Bf16Kernels);
   if (avx512) found.push_back(&kAvx512Kernels);
   if (avx2) found.push_back(&kAvx2Kernels);
 #endif

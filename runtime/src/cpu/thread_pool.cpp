@@ -14,11 +14,12 @@ namespace flashrt::cpu {
 namespace {
 
 using Task = std::function<void(int64_t, int)>;
+using Worker = std::thread;
 
 class ThreadPool {
  public:
   explicit ThreadPool(int workers) : owner_(getpid()) {
-    for (int i = 0; i < workers; ++i) std::thread([this] { work(); }).detach();
+    for (int i = 0; i < workers; ++i) Worker([this] { work(); }).detach();
   }
 
   /// False, with nothing done, when another call is running.
@@ -87,7 +88,7 @@ ThreadPool& pool() {
 
 int available_threads() {
   // The affinity mask at the first call counts, not later changes.
-  static const int count = std::max(1, static_cast<int>(std::thread ::hardware_concurrency()));
+  static const int count = std::max(1, static_cast<int>(Worker::hardware_concurrency()));
   return count;
 }
 

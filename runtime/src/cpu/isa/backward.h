@@ -12,11 +12,16 @@ namespace {
 class BackwardSuperBlock {
  public:
   BackwardSuperBlock(const BackwardJob& job, Arena& arena)
-      : job_(job), p_(*job.problem), t_(*job.tensors), g_(job.geometry), tile_(p_, t_, g_, job.delta, arena) {
+      : job_(job),
+        p_(*job.problem),
+        t_(*job.tensors),
+        g_(job.geometry),
+        tile_(p_, t_, g_, job.delta, arena),
+        k_scores_(p_.dtype, p_.D, p_.k.l, job.super_keys, arena),
+        v_(p_.dtype, p_.Dv, p_.v.l, job.super_keys, arena) {
     d_ = round_up(p_.D, kLanes);
     dv_ = round_up(p_.Dv, kLanes);
-    k_ = arena.floats(job.super_keys * d_);
-    v_ = arena.floats(job.super_keys * dv_);
+    if (t_.d_q) k_ = arena.floats(job.super_keys * d_);
     if (t_.d_k) d_k_ = arena.floats(job.super_keys * d_);
     if (t_.d_v) d_v_ = arena.floats(job.super_keys * dv_);
     if (t_.d_q) d_q_ = arena.floats(kRowBlock * d_);
@@ -28,10 +33,13 @@ class BackwardSuperBlock {
     const int64_t batch = kv_head / p_.Hk, kv = kv_head % p_.Hk;
     begin_ = static_cast<int64_t>(super_block) * job_.super_keys;
     end_ = min_of<int64_t>(begin_ + job_.super_keys, p_.kL);
-    load_keys(p_.dtype, t_.k, batch * p_.k.b + kv * p_.k.h + begin_ * p_.k.l, p_.k.l, end_ - begin_, p_.D, d_, k_);
-    load_keys(p_.dtype, t_.v, batch * p_.v.b + kv * p_.v.h + begin_ * p_.v.l, p_.v.l, end_ - begin_, p_.Dv, dv_, v_);
-    if (d_k_) memset(d_k_, 0, static_cast<size_t>((end_ - begin_) * d_) * 4);
-    if (d_v_) memset(d_v_, 0, static_cast<size_t>((end_ - begin_) * dv_) * 4);
+    const int64_t keys = end_ - begin_;
+    const int64_t k_offset = batch * p_.k.b + kv * p_.k.h + begin_ * p_.k.l;
+    k_rows_ = k_scores_.load(t_.k, k_offset, keys);
+    v_rows_ = v_.load(t_.v, batch * p_.v.b + kv * p_.v.h + begin_ * p_.v.l, keys);
+    if (k_) load_keys(p_.dtype, t_.k, k_offset, p_.k.l, keys, p_.D, d_, k_);
+    if (d_k_) memset(d_k_, 0, static_cast<size_t>(keys * d_) * 4);
+    if (d_v_) memset(d_v_, 0, static_cast<size_t>(keys * dv_) * 4);
 
     // Descending: all super-blocks of a head meet at its last rows first, so a later one follows one block behind.
     for (int64_t block = g_.row_blocks - 1; block >= 0; --block) {
@@ -81,18 +89,19 @@ class BackwardSuperBlock {
   void add_part(const TileMask& mask, int32_t tile, int32_t begin, int32_t end, int lane, int lane_end) {
     const int64_t keys = end - begin;
     const int64_t rows = min_of(lane_end, tile_.rows().count) - lane;
-    const float* k = k_ + (begin - begin_) * d_;
-    tile_.probabilities(mask, tile, begin, end, lane, lane_end, k, d_);
+    tile_.probabilities(mask, tile, begin, end, lane, lane_end, k_rows_, begin_);
     if (d_v_)
       gemm<A::by_rows, C::add>(keys, dv_, rows, tile_.p() + lane, kRowBlock, tile_.d_o() + lane * dv_, dv_,
                                d_v_ + (begin - begin_) * dv_, dv_);
     if (!d_k_ && !d_q_) return;
-    tile_.score_gradients(keys, lane, lane_end, v_ + (begin - begin_) * dv_, dv_);
+    tile_.score_gradients(begin, end, lane, lane_end, v_rows_, begin_);
     tile_.through_softcap(keys, lane, lane_end);
     if (d_k_)
       gemm<A::by_rows, C::add>(keys, d_, rows, tile_.d_s() + lane, kRowBlock, tile_.q() + lane * d_, d_,
                                d_k_ + (begin - begin_) * d_, d_);
-    if (d_q_) gemm<A::by_columns, C::add>(rows, d_, keys, tile_.d_s() + lane, kRowBlock, k, d_, d_q_ + lane * d_, d_);
+    if (d_q_)
+      gemm<A::by_columns, C::add>(rows, d_, keys, tile_.d_s() + lane, kRowBlock, k_ + (begin - begin_) * d_, d_,
+                                  d_q_ + lane * d_, d_);
   }
 
   /// Adds this super-block's part of dQ when its turn has come.
@@ -131,11 +140,13 @@ class BackwardSuperBlock {
   const Tensors& t_;
   const Geometry& g_;
   GradientTile tile_;
+  KeyOperand k_scores_, v_;
   int64_t d_ = 0, dv_ = 0;  // D and Dv in whole vectors
   int64_t kv_head_ = 0, begin_ = 0, end_ = 0;
   int32_t super_block_ = 0;
-  float *k_ = nullptr, *v_ = nullptr;      // [key][d_], [key][dv_]
-  float *d_k_ = nullptr, *d_v_ = nullptr;  // likewise; null when not wanted
+  KeyRows k_rows_{}, v_rows_{};            // of this super-block, for S and dP
+  float* k_ = nullptr;                     // [key][d_] for dQ
+  float *d_k_ = nullptr, *d_v_ = nullptr;  // [key][d_], [key][dv_]; null when not wanted, like the others
   float* d_q_ = nullptr;                   // [row][d_]
 };
 

@@ -102,38 +102,5 @@ FLASHRT_INLINE float load_value(Dtype dtype, const void* base, int64_t offset) {
   return dtype == Dtype::bfloat16 ? from_bfloat16(h) : from_float16(h);
 }
 
-/// out[c][r] = in[r][c] * scale, rows padded with zeros up to a multiple of kLanes.
-inline void transpose(const float* in, int64_t ld_in, int64_t rows, int64_t columns, float scale, float* out,
-                      int64_t ld_out) {
-  constexpr int N = 4;
-  typedef float Quad __attribute__((vector_size(16)));
-  typedef float UnalignedQuad __attribute__((vector_size(16), aligned(4), may_alias));
-  const int64_t padded = round_up(rows, kLanes);
-  int64_t r = 0;
-  for (; r + N <= rows; r += N) {
-    int64_t c = 0;
-    for (; c + N <= columns; c += N) {
-      const float* p = in + r * ld_in + c;
-      const Quad a = *reinterpret_cast<const UnalignedQuad*>(p);
-      const Quad b = *reinterpret_cast<const UnalignedQuad*>(p + ld_in);
-      const Quad d = *reinterpret_cast<const UnalignedQuad*>(p + 2 * ld_in);
-      const Quad e = *reinterpret_cast<const UnalignedQuad*>(p + 3 * ld_in);
-      const Quad ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5),
-                 ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
-      const Quad de_low = __builtin_shufflevector(d, e, 0, 4, 1, 5),
-                 de_high = __builtin_shufflevector(d, e, 2, 6, 3, 7);
-      float* q = out + c * ld_out + r;
-      *reinterpret_cast<UnalignedQuad*>(q) = __builtin_shufflevector(ab_low, de_low, 0, 1, 4, 5) * scale;
-      *reinterpret_cast<UnalignedQuad*>(q + ld_out) = __builtin_shufflevector(ab_low, de_low, 2, 3, 6, 7) * scale;
-      *reinterpret_cast<UnalignedQuad*>(q + 2 * ld_out) = __builtin_shufflevector(ab_high, de_high, 0, 1, 4, 5) * scale;
-      *reinterpret_cast<UnalignedQuad*>(q + 3 * ld_out) = __builtin_shufflevector(ab_high, de_high, 2, 3, 6, 7) * scale;
-    }
-    for (; c < columns; ++c)
-      for (int64_t i = r; i < r + N; ++i) out[c * ld_out + i] = in[i * ld_in + c] * scale;
-  }
-  for (; r < padded; ++r)
-    for (int64_t c = 0; c < columns; ++c) out[c * ld_out + r] = r < rows ? in[r * ld_in + c] * scale : 0.0f;
-}
-
 }  // namespace
 }  // namespace flashrt::cpu

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gemm.h"
+#include "row_operand.h"
 #include "tile_mask.h"
 
 namespace flashrt::cpu {
@@ -10,16 +11,18 @@ namespace {
 class ForwardBlock {
  public:
   ForwardBlock(const ForwardJob& job, Arena& arena)
-      : job_(job), p_(*job.problem), t_(*job.tensors), g_(job.geometry), masker_(p_, t_, g_, arena) {
+      : job_(job),
+        p_(*job.problem),
+        t_(*job.tensors),
+        g_(job.geometry),
+        masker_(p_, t_, g_, arena),
+        q_(p_.dtype, p_.D, arena),
+        k_(p_.dtype, p_.D, p_.k.l, kKeyTile, arena) {
     dv_ = round_up(p_.Dv, kLanes);
-    q_t_ = arena.floats(p_.D * kRowBlock);
     s_ = arena.floats(kKeyTile * kRowBlock);
     o_ = arena.floats(kRowBlock * max_of<int64_t>(dv_, p_.D));
-    // f32 rows that follow each other are read in place, others go through scratch: half types to be widened, odd
-    // widths to be padded, long strides because rows a power of two apart would evict each other.
-    k_in_place_ = p_.dtype == Dtype::float32 && p_.k.l == p_.D;
+    // Like K, see KeyOperand, but always f32 and in whole vectors.
     v_in_place_ = p_.dtype == Dtype::float32 && p_.v.l == p_.Dv && p_.Dv == dv_;
-    if (!k_in_place_) k_tile_ = arena.floats(kKeyTile * p_.D);
     if (!v_in_place_) v_tile_ = arena.floats(kKeyTile * dv_);
   }
 
@@ -47,9 +50,9 @@ class ForwardBlock {
       l_[l] = 0.0f;
     }
     if (sees_keys) {
-      float* q = o_;  // free until the first product with V
-      load_rows(rows_, p_.dtype, t_.q, p_.q, p_.D, p_.D, q);
-      transpose(q, p_.D, rows_.count, p_.D, query_factor(p_), q_t_, kRowBlock);
+      float* wide = q_.reads_wide() ? o_ : nullptr;  // free until the first product with V
+      if (wide) load_rows(rows_, p_.dtype, t_.q, p_.q, p_.D, p_.D, wide);
+      q_.load(rows_, t_.q, p_.q, query_factor(p_), wide, p_.D);
     }
     memset(o_, 0, static_cast<size_t>(rows_.count * dv_) * 4);
   }
@@ -60,15 +63,12 @@ class ForwardBlock {
     const int64_t keys = end - begin;
     const int64_t k_offset = batch_ * p_.k.b + kv_ * p_.k.h + begin * p_.k.l;
     const int64_t v_offset = batch_ * p_.v.b + kv_ * p_.v.h + begin * p_.v.l;
-    const float* k = static_cast<const float*>(t_.k) + k_offset;
-    const float* v = static_cast<const float*>(t_.v) + v_offset;
-    if (!k_in_place_) {
-      load_keys(p_.dtype, t_.k, k_offset, p_.k.l, keys, p_.D, p_.D, k_tile_);
-      k = k_tile_;
-    }
-    if (!v_in_place_) {
+    const KeyRows k = k_.load(t_.k, k_offset, keys);
+    const float* v = v_tile_;
+    if (v_in_place_) {
+      v = static_cast<const float*>(t_.v) + v_offset;
+    } else {
       load_keys(p_.dtype, t_.v, v_offset, p_.v.l, keys, p_.Dv, dv_, v_tile_);
-      v = v_tile_;
     }
     if (!mask.band) {
       part(mask, begin, begin, end, 0, rows_.padded, k, v);
@@ -79,16 +79,15 @@ class ForwardBlock {
       const int32_t first = max_of(begin, rows_.panel_lo[i]);
       const int32_t last = min_of(end - 1, rows_.panel_hi[i]);
       if (first > last) continue;
-      part(mask, begin, first, last + 1, i * kPanel, min_of((i + 1) * kPanel, rows_.padded), k + (first - begin) * p_.D,
-           v + (first - begin) * dv_);
+      part(mask, begin, first, last + 1, i * kPanel, min_of((i + 1) * kPanel, rows_.padded), k, v);
     }
   }
 
-  /// Lanes [lane, lane_end) against keys [begin, end) of the tile that starts at key `tile`.
-  void part(const TileMask& mask, int32_t tile, int32_t begin, int32_t end, int lane, int lane_end, const float* k,
+  /// Lanes [lane, lane_end) against keys [begin, end) of the tile that starts at key `tile`, whose operands are k, v.
+  void part(const TileMask& mask, int32_t tile, int32_t begin, int32_t end, int lane, int lane_end, const KeyRows& k,
             const float* v) {
     const int64_t keys = end - begin;
-    gemm<A::by_rows, C::store>(keys, lane_end - lane, p_.D, k, p_.D, q_t_ + lane, kRowBlock, s_ + lane, kRowBlock);
+    q_.product(k, begin - tile, keys, lane, lane_end, s_);
     masker_.apply(rows_, mask, tile, begin, end, lane, lane_end, s_, nullptr);
     float alpha[kRowBlock];
     for (int l = lane; l < lane_end; l += kLanes) softmax(keys, l, alpha);
@@ -98,7 +97,8 @@ class ForwardBlock {
       float* o = o_ + row * dv_;
       for (int64_t c = 0; c < dv_; c += kLanes) store(o + c, load(o + c) * alpha[row]);
     }
-    gemm<A::by_columns, C::add>(last - lane, dv_, keys, s_ + lane, kRowBlock, v, dv_, o_ + lane * dv_, dv_);
+    gemm<A::by_columns, C::add>(last - lane, dv_, keys, s_ + lane, kRowBlock, v + (begin - tile) * dv_, dv_,
+                                o_ + lane * dv_, dv_);
   }
 
   /// Scores of kLanes rows become exp2(score - maximum); alpha is what older sums have to be multiplied by.
@@ -163,13 +163,13 @@ class ForwardBlock {
   const Tensors& t_;
   const Geometry& g_;
   Masker masker_;
+  RowOperand q_;
+  KeyOperand k_;
   int64_t batch_ = 0, kv_ = 0;
   int64_t dv_ = 0;  // Dv in whole vectors
-  bool k_in_place_ = false, v_in_place_ = false;
-  float* q_t_ = nullptr;     // [D][row], scaled
+  bool v_in_place_ = false;
   float* s_ = nullptr;       // [key][row]: scores, then P
   float* o_ = nullptr;       // [row][dv_]
-  float* k_tile_ = nullptr;  // [key][D]
   float* v_tile_ = nullptr;  // [key][dv_]
   Rows rows_;
   float m_[kRowBlock];  // running maximum and sum

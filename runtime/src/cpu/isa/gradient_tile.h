@@ -1,7 +1,7 @@
 // P and dS of a score tile, recomputed from q, k, v, dO, LSE and delta: shared by the backward and the mask gradient.
 #pragma once
 
-#include "gemm.h"
+#include "row_operand.h"
 #include "tile_mask.h"
 
 namespace flashrt::cpu {
@@ -10,13 +10,17 @@ namespace {
 class GradientTile {
  public:
   GradientTile(const Problem& p, const Tensors& t, const Geometry& g, const float* delta, Arena& arena)
-      : p_(p), t_(t), g_(g), delta_(delta), masker_(p, t, g, arena) {
+      : p_(p),
+        t_(t),
+        g_(g),
+        delta_(delta),
+        masker_(p, t, g, arena),
+        q_t_(p.dtype, p.D, arena),
+        d_o_t_(p.dtype, p.Dv, arena) {
     d_ = round_up(p.D, kLanes);
     dv_ = round_up(p.Dv, kLanes);
     q_ = arena.floats(kRowBlock * d_);
     d_o_ = arena.floats(kRowBlock * dv_);
-    q_t_ = arena.floats(p.D * kRowBlock);
-    d_o_t_ = arena.floats(p.Dv * kRowBlock);
     p_t_ = arena.floats(kKeyTile * kRowBlock);
     d_s_t_ = arena.floats(kKeyTile * kRowBlock);
     if (p.softcap > 0.0f) slope_ = arena.floats(kKeyTile * kRowBlock);
@@ -37,8 +41,8 @@ class GradientTile {
   void load_operands() {
     load_rows(rows_, p_.dtype, t_.q, p_.q, p_.D, d_, q_);
     load_rows(rows_, p_.dtype, t_.d_o, p_.d_o, p_.Dv, dv_, d_o_);
-    transpose(q_, d_, rows_.count, p_.D, query_factor(p_), q_t_, kRowBlock);
-    transpose(d_o_, dv_, rows_.count, p_.Dv, 1.0f, d_o_t_, kRowBlock);
+    q_t_.load(rows_, t_.q, p_.q, query_factor(p_), q_, d_);
+    d_o_t_.load(rows_, t_.d_o, p_.d_o, 1.0f, d_o_, dv_);
     for (int l = 0; l < rows_.padded; ++l) {
       lse_[l] = kInfinity;  // P = 0: padding, and rows that see nothing
       delta_row_[l] = 0.0f;
@@ -63,12 +67,12 @@ class GradientTile {
     }
   }
 
-  /// P^T of a part, its first key in row 0; k points at that key.
+  /// P^T of keys [begin, end) of the tile that starts at key `tile`, the first one in row 0; `k` holds keys from
+  /// `first_key` on.
   void probabilities(const TileMask& mask, int32_t tile, int32_t begin, int32_t end, int lane, int lane_end,
-                     const float* k, int64_t k_stride) {
+                     const KeyRows& k, int64_t first_key) {
     const int64_t keys = end - begin;
-    gemm<A::by_rows, C::store>(keys, lane_end - lane, p_.D, k, k_stride, q_t_ + lane, kRowBlock, p_t_ + lane,
-                               kRowBlock);
+    q_t_.product(k, begin - first_key, keys, lane, lane_end, p_t_);
     masker_.apply(rows_, mask, tile, begin, end, lane, lane_end, p_t_, slope_);
     for (int64_t row = 0; row < keys; ++row) {
       float* s = p_t_ + row * kRowBlock;
@@ -76,10 +80,11 @@ class GradientTile {
     }
   }
 
-  /// dS^T = P * (dP - delta), with respect to the logits that the masks were added to.
-  void score_gradients(int64_t keys, int lane, int lane_end, const float* v, int64_t v_stride) {
-    gemm<A::by_rows, C::store>(keys, lane_end - lane, p_.Dv, v, v_stride, d_o_t_ + lane, kRowBlock, d_s_t_ + lane,
-                               kRowBlock);
+  /// dS^T = P * (dP - delta) of the same keys, with respect to the logits that the masks were added to; `v` holds
+  /// values from `first_key` on.
+  void score_gradients(int32_t begin, int32_t end, int lane, int lane_end, const KeyRows& v, int64_t first_key) {
+    const int64_t keys = end - begin;
+    d_o_t_.product(v, begin - first_key, keys, lane, lane_end, d_s_t_);
     for (int64_t row = 0; row < keys; ++row) {
       float* d_s = d_s_t_ + row * kRowBlock;
       const float* p = p_t_ + row * kRowBlock;
@@ -104,8 +109,9 @@ class GradientTile {
   const Geometry& g_;
   const float* delta_;
   Masker masker_;
+  RowOperand q_t_, d_o_t_;
   int64_t d_ = 0, dv_ = 0;
-  float *q_ = nullptr, *d_o_ = nullptr, *q_t_ = nullptr, *d_o_t_ = nullptr;
+  float *q_ = nullptr, *d_o_ = nullptr;
   float *p_t_ = nullptr, *d_s_t_ = nullptr, *slope_ = nullptr;
   Rows rows_;
   float lse_[kRowBlock];

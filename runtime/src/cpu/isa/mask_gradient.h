@@ -9,9 +9,12 @@ namespace {
 class MaskGradientTile {
  public:
   MaskGradientTile(const MaskGradientJob& job, Arena& arena)
-      : p_(*job.problem), t_(*job.tensors), g_(job.geometry), tile_(p_, t_, g_, job.delta, arena) {
-    k_ = arena.floats(kKeyTile * p_.D);
-    v_ = arena.floats(kKeyTile * p_.Dv);
+      : p_(*job.problem),
+        t_(*job.tensors),
+        g_(job.geometry),
+        tile_(p_, t_, g_, job.delta, arena),
+        k_(p_.dtype, p_.D, p_.k.l, kKeyTile, arena),
+        v_(p_.dtype, p_.Dv, p_.v.l, kKeyTile, arena) {
     sum_ = arena.floats(kKeyTile * kRowBlock);
   }
 
@@ -61,12 +64,12 @@ class MaskGradientTile {
         continue;
       if (!loaded) tile_.load_operands();
       loaded = true;
-      load_keys(p_.dtype, t_.k, batch * p_.k.b + kv * p_.k.h + first * p_.k.l, p_.k.l, end - first, p_.D, p_.D, k_);
-      load_keys(p_.dtype, t_.v, batch * p_.v.b + kv * p_.v.h + first * p_.v.l, p_.v.l, end - first, p_.Dv, p_.Dv, v_);
+      const KeyRows k = k_.load(t_.k, batch * p_.k.b + kv * p_.k.h + first * p_.k.l, end - first);
+      const KeyRows v = v_.load(t_.v, batch * p_.v.b + kv * p_.v.h + first * p_.v.l, end - first);
       tile_.each_part(mask, first, end, [&](int32_t begin, int32_t part_end, int lane, int lane_end) {
         const int64_t keys = part_end - begin;
-        tile_.probabilities(mask, first, begin, part_end, lane, lane_end, k_ + (begin - first) * p_.D, p_.D);
-        tile_.score_gradients(keys, lane, lane_end, v_ + (begin - first) * p_.Dv, p_.Dv);
+        tile_.probabilities(mask, first, begin, part_end, lane, lane_end, k, first);
+        tile_.score_gradients(begin, part_end, lane, lane_end, v, first);
         for (int64_t k = 0; k < keys; ++k) {
           float* sum = sum_ + (begin - first + k) * kRowBlock;
           const float* d_s = tile_.d_s() + k * kRowBlock;
@@ -89,7 +92,7 @@ class MaskGradientTile {
   const Tensors& t_;
   const Geometry& g_;
   GradientTile tile_;
-  float *k_ = nullptr, *v_ = nullptr;
+  KeyOperand k_, v_;
   float* sum_ = nullptr;  // [key][row]
 };
 

@@ -1,22 +1,10 @@
 // The query rows of one block, as lanes: where each stands, what it may see, and how its operands are loaded.
 #pragma once
 
-#include "convert.h"
+#include "key_operand.h"
 
 namespace flashrt::cpu {
 namespace {
-
-/// Hands out 64-byte aligned pieces of a thread's scratch; from null it only counts.
-struct Arena {
-  char* base;
-  int64_t used = 0;
-
-  float* floats(int64_t n) {
-    float* piece = base ? reinterpret_cast<float*>(base + used) : nullptr;
-    used += round_up(n * 4, 64);
-    return piece;
-  }
-};
 
 constexpr int kPanels = kRowBlock / kPanel;
 static_assert(kRowBlock % kPanel == 0, "a row block is whole panels");
@@ -93,16 +81,6 @@ inline void load_rows(const Rows& rows, Dtype dtype, const void* base, const Str
   for (int lane = 0; lane < rows.count; ++lane) {
     float* row = out + lane * ld;
     load_row(dtype, base, rows.offset(strides, lane), columns, row);
-    for (int64_t c = columns; c < ld; ++c) row[c] = 0.0f;
-  }
-}
-
-/// Consecutive keys of one kv head, likewise.
-inline void load_keys(Dtype dtype, const void* base, int64_t offset, int64_t stride, int64_t keys, int64_t columns,
-                      int64_t ld, float* out) {
-  for (int64_t k = 0; k < keys; ++k) {
-    float* row = out + k * ld;
-    load_row(dtype, base, offset + k * stride, columns, row);
     for (int64_t c = columns; c < ld; ++c) row[c] = 0.0f;
   }
 }

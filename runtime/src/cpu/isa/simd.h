@@ -9,6 +9,7 @@
 #include <cstring>
 
 #if defined(__AVX512F__)
+#include <immintrin.h>
 #define FLASHRT_VECTOR_LANES 16
 #elif defined(__AVX2__)
 #define FLASHRT_VECTOR_LANES 8
@@ -70,6 +71,16 @@ constexpr float kMaskLimit = 1.7e38f;
 
 /// 2^x to 2 ulp for x <= 127; exactly 1 at 0; 0 below -126 and for -inf; NaN stays.
 FLASHRT_INLINE Vec exp2(Vec x) {
+#if defined(__AVX512DQ__)
+  const Vec f = (Vec)_mm512_reduce_ps((__m512)x, 0x09);  // x - floor(x)
+  Vec p = 0x1.e97618p-10f * f + 0x1.27780ap-7f;
+  p = p * f + 0x1.c91cf4p-5f;
+  p = p * f + 0x1.ebdb56p-3f;
+  p = p * f + 0x1.62e4bap-1f;
+  p = p * f + 1.0f;
+  const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  return (Vec)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)x);
+#else
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low mantissa bits
   const Vec shifted = x + kRound;
   const Vec f = x - (shifted - kRound);  // in [-0.5, 0.5]
@@ -80,6 +91,7 @@ FLASHRT_INLINE Vec exp2(Vec x) {
   p = p * f + 1.0f;
   const IntVec exponent = ((IntVec)shifted + 127) << 23;
   return x < -126.0f ? Vec{} : p * (Vec)exponent;
+#endif
 }
 
 /// tanh to a few ulp, relative also near 0 (a large softcap must not add noise).

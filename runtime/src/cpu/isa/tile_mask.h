@@ -5,6 +5,7 @@
 #pragma once
 
 #include "rows.h"
+#include "transpose.h"
 
 namespace flashrt::cpu {
 namespace {
@@ -155,7 +156,9 @@ class Masker {
       for (int32_t k = 0; k < keys; ++k)
         for (int l = 0; l < rows.padded; l += kLanes) store(bias_ + k * kRowBlock + l, broadcast(bias_rows_[k]));
     } else {
-      transpose(bias_rows_, kKeyTile, rows.count, keys, 1.0f, bias_, kRowBlock);
+      const float* row[kRowBlock];
+      for (int lane = 0; lane < rows.count; ++lane) row[lane] = bias_rows_ + lane * kKeyTile;
+      transpose<Scaling::none>(row, rows.count, keys, 1.0f, bias_, kRowBlock);
     }
     return true;
   }
