@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 from tests.emulator import mlx_headers
-from tests.emulator.toolchain import compiler
+from tests.emulator.toolchain import cache_dir, compiler
 
 ROOT = Path(__file__).resolve().parents[2]
 TAG = "0a1b2c"  # of the kernels; starts with a digit as a digest may
@@ -33,10 +35,38 @@ def command() -> list[str]:
     return [*line, f"-I{ROOT / 'runtime/src'}", f"-I{ROOT / 'runtime/metal'}"]
 
 
-def compile_source(path: Path, output: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Type-check a file, or compile it to an object file of this machine."""
-    how = ["-fsyntax-only"] if output is None else ["-fPIC", "-c", "-o", str(output)]
-    return subprocess.run([*command(), *how, str(path)], capture_output=True, text=True)
+def check(path: Path) -> subprocess.CompletedProcess[str]:
+    """Type-check a file."""
+    return subprocess.run(
+        [*command(), "-fsyntax-only", str(path)], capture_output=True, text=True, check=False
+    )
+
+
+@functools.cache
+def compiled(path: Path, *options: str) -> Path:
+    """Compile a file without a warning to an object file of this machine, once per content."""
+    line = [*command(), *options, "-fPIC", "-c", str(path)]
+    digest = hashlib.sha256("\0".join(line).encode())
+    for file in (path, *_included()):
+        digest.update(file.read_bytes())
+    output = cache_dir() / "mac" / f"{path.stem}-{digest.hexdigest()[:16]}.o"
+    if not output.exists():
+        output.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=output.parent) as scratch:
+            made = Path(scratch) / output.name
+            done = subprocess.run(
+                [*line, "-o", str(made)], capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stderr
+            made.replace(output)
+    return output
+
+
+def _included() -> list[Path]:
+    folders = ("runtime/src", "runtime/src/cpu", "runtime/metal/flashrt", "tests/mac")
+    headers = [header for folder in folders for header in (ROOT / folder).glob("*.h")]
+    more = [ROOT / "generated/registry.inc", ROOT / "runtime/src/bindings_plan.cpp"]
+    return sorted([*headers, *more, *STUBS.rglob("*.h")])
 
 
 def undefined_symbols(path: Path) -> set[str]:

@@ -1,4 +1,4 @@
-"""encode_metal.cpp, built with a fake of Metal that writes down its calls, as a Python module."""
+"""The GPU route, built with a fake of Metal that writes down its calls, as a Python module."""
 
 from __future__ import annotations
 
@@ -13,22 +13,32 @@ from types import ModuleType
 import mlx.core
 import pybind11
 
-from tests.mac.compile import ROOT, command
+from tests.emulator.toolchain import compiler
+from tests.mac.compile import ROOT, TAG, compiled, sources
 from tests.runtime.plan_module import SOURCES
+from tests.runtime.plan_problems import kernels
 
 NAME = "fake_metal"
+OWN = ("fake_metal", "fake_module")
+ELSEWHERE = ("attention_eval_cpu", "bindings_plan")  # not on the route; included by fake_module
+
+
+def functions() -> list[str]:
+    """Return the functions of a metallib that fits the module."""
+    return [*kernels(), f"flashrt_kernels_{TAG}"]
 
 
 def build(folder: Path) -> Path:
     """Compile the module into a folder."""
+    python = [sysconfig.get_path("include"), pybind11.get_include(), str(ROOT / "generated")]
+    options = [f"-I{include}" for include in python]
+    objects = [compiled(Path(__file__).parent / f"{name}.cpp", *options) for name in OWN]
+    route = [*sources(), *(ROOT / f"runtime/src/{name}.cpp" for name in SOURCES)]
+    objects += [compiled(path, *options) for path in route if path.stem not in ELSEWHERE]
     output = folder / f"{NAME}{sysconfig.get_config_var('EXT_SUFFIX')}"
     lib = Path(mlx.core.__file__).parent / "lib"
-    names = [name for name in SOURCES if name != "bindings_plan"]  # the fake includes it
-    sources = [ROOT / f"runtime/src/{name}.cpp" for name in ("encode_metal", *names)]
-    includes = [sysconfig.get_path("include"), pybind11.get_include(), str(ROOT / "generated")]
-    line = [*command(), *(f"-I{include}" for include in includes), "-fPIC", "-shared"]
-    line += [str(Path(__file__).parent / "fake_metal.cpp"), *map(str, sources)]
-    line += [f"-L{lib}", "-lmlx", f"-Wl,-rpath,{lib}", "-o", str(output)]
+    line = [compiler().path, "-shared", *map(str, objects), f"-L{lib}", "-lmlx"]
+    line += [f"-Wl,-rpath,{lib}", "-o", str(output)]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return output

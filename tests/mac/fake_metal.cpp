@@ -1,56 +1,65 @@
-// A Mac's command encoder that writes down what it is asked for, so that encode_metal.cpp itself runs anywhere.
-//
 // Defines the few functions of libmlx and of the Objective-C run time that encode_metal.cpp calls; arrays and their
 // memory are the real ones of this machine's mlx.
-#include <Metal/Metal.hpp>
-#include <cstring>
-#include <map>
+#include "fake_metal.h"
 
-#include "../../runtime/src/bindings_plan.cpp"  // its readers of problems, operations and devices
-#include "encode_metal.h"
+#include <pybind11/stl.h>
+
+#include <Metal/Metal.hpp>
+#include <map>
+#include <memory>
+#include <stdexcept>
+
 #include "mlx/allocator.h"
 #include "mlx/backend/metal/device.h"
 
-namespace mx = mlx::core;
+namespace py = pybind11;
 
 namespace {
 
-// Python objects of the module: never destroyed, since the interpreter may be gone before it is.
-py::list& calls = *new py::list();
-std::map<const void*, py::object>& names = *new std::map<const void*, py::object>();  // memory -> tensor, temporary
-
-std::vector<std::string> functions;  // of the metallib
+py::list& recorded = *new py::list();  // never destroyed: the interpreter may be gone before it is
+std::vector<std::string> library_functions;
 
 template <class... Args>
 void record(Args&&... args) {
-  calls.append(py::make_tuple(std::forward<Args>(args)...));
+  recorded.append(py::make_tuple(std::forward<Args>(args)...));
 }
 
-py::object name_of(const mx::array& array) {
-  const auto found = names.find(array.buffer().ptr());
-  if (found == names.end()) throw std::logic_error("an array that nobody knows is bound");
-  return found->second;
+py::tuple memory_of(mlx::core::array a) {
+  if (a.buffer().ptr() == nullptr) throw std::logic_error("an array without memory is bound");
+  return py::make_tuple(reinterpret_cast<uintptr_t>(a.buffer().raw_ptr()), a.data_size() * a.itemsize(), a.offset());
 }
 
 // Objects of Metal are addresses that only the functions below give a meaning.
 int library_object, functions_object, encoder_object, pipeline_object;
 
-void* message(void* self, const char* selector, uintptr_t first, uintptr_t second, uintptr_t third) {
+void* message(void* self, const std::string& name, uintptr_t first, uintptr_t second, uintptr_t third) {
   if (self == nullptr) return nullptr;
-  const std::string_view name(selector);
   if (self == &library_object && name == "functionNames") return &functions_object;
-  if (self == &functions_object && name == "count") return reinterpret_cast<void*>(functions.size());
-  if (self == &functions_object && name == "objectAtIndex:") return &functions.at(first);
+  if (self == &functions_object && name == "count") return reinterpret_cast<void*>(library_functions.size());
+  if (self == &functions_object && name == "objectAtIndex:") return &library_functions.at(first);
   if (name == "UTF8String") return static_cast<std::string*>(self)->data();
   if (self == &encoder_object && name == "setComputePipelineState:") return nullptr;
   if (self == &encoder_object && name == "setBytes:length:atIndex:") {
     record("set_params", third, py::bytes(reinterpret_cast<const char*>(first), second));
     return nullptr;
   }
-  throw std::logic_error("unexpected message " + std::string(name));
+  throw std::logic_error("unexpected message " + name);
 }
 
+SEL selector(const char* name) { return reinterpret_cast<SEL>(const_cast<char*>(name)); }
+
 }  // namespace
+
+namespace fake {
+
+void start(const std::vector<std::string>& functions) {
+  recorded = py::list();
+  library_functions = functions;
+}
+
+py::list calls() { return recorded; }
+
+}  // namespace fake
 
 extern "C" {
 // metal-cpp casts it to the type of each message; integers and pointers arrive alike.
@@ -64,15 +73,15 @@ void* fake_message(void* self, SEL selector, uintptr_t first, uintptr_t second, 
 
 // Only these messages can be sent.
 namespace NS::Private::Selector {
-SEL s_krelease = reinterpret_cast<SEL>(const_cast<char*>("release"));
-SEL s_kcount = reinterpret_cast<SEL>(const_cast<char*>("count"));
-SEL s_kobjectAtIndex_ = reinterpret_cast<SEL>(const_cast<char*>("objectAtIndex:"));
-SEL s_kUTF8String = reinterpret_cast<SEL>(const_cast<char*>("UTF8String"));
+SEL s_krelease = selector("release");
+SEL s_kcount = selector("count");
+SEL s_kobjectAtIndex_ = selector("objectAtIndex:");
+SEL s_kUTF8String = selector("UTF8String");
 }  // namespace NS::Private::Selector
 namespace MTL::Private::Selector {
-SEL s_kfunctionNames = reinterpret_cast<SEL>(const_cast<char*>("functionNames"));
-SEL s_ksetBytes_length_atIndex_ = reinterpret_cast<SEL>(const_cast<char*>("setBytes:length:atIndex:"));
-SEL s_ksetComputePipelineState_ = reinterpret_cast<SEL>(const_cast<char*>("setComputePipelineState:"));
+SEL s_kfunctionNames = selector("functionNames");
+SEL s_ksetBytes_length_atIndex_ = selector("setBytes:length:atIndex:");
+SEL s_ksetComputePipelineState_ = selector("setComputePipelineState:");
 }  // namespace MTL::Private::Selector
 
 namespace mlx::core::metal {
@@ -108,19 +117,17 @@ MTL::ComputeCommandEncoder* CommandEncoder::get_command_encoder() {
 }
 
 void CommandEncoder::set_input_array(const array& a, int index, int64_t offset) {
-  record("bind_input", index, name_of(a));
   if (offset != 0) throw std::logic_error("an offset that no plan asks for");
+  record("bind_input", index, memory_of(a));
 }
 
 void CommandEncoder::set_output_array(array& a, int index, int64_t offset) {
-  record("bind_output", index, name_of(a));
   if (offset != 0) throw std::logic_error("an offset that no plan asks for");
+  record("bind_output", index, memory_of(a));
 }
 
 void CommandEncoder::add_temporary(array a) {
-  const size_t index = temporaries_.size();
-  names[a.buffer().ptr()] = py::int_(index);
-  record("allocate", index, a.nbytes());
+  record("allocate", temporaries_.size(), memory_of(a));
   temporaries_.push_back(std::move(a));  // keeps the memory, as the real one does until the GPU is done
 }
 
@@ -136,49 +143,9 @@ Device& device(mlx::core::Device) {
 
 CommandEncoder& get_command_encoder(Stream) {
   static std::unique_ptr<CommandEncoder> encoder;
-  Device& d = device(mx::Device::gpu);
+  Device& d = device(mlx::core::Device::gpu);
   encoder = std::make_unique<CommandEncoder>(d, 0, d.residency_sets());
   return *encoder;
 }
 
 }  // namespace mlx::core::metal
-
-namespace flashrt {
-
-/// Carries a plan out with a metallib of these functions. Returns the calls that it led to, and of every filled output
-/// the bytes of the fill and the one after them.
-py::tuple carry_out(const py::dict& problem, const py::dict& operation, const py::dict& device,
-                    const std::vector<std::string>& of_library) {
-  functions = of_library;
-  calls = py::list();
-  names.clear();
-  const Plan plan = std::get<Plan>(plan_from(problem, operation, device));
-  std::vector<mx::array> memory;
-  CallArrays arrays;
-  constexpr int kBytes = 1 << 20;  // more than any tensor of the tests
-  memory.reserve(static_cast<size_t>(Tensor::temporary));
-  for (int32_t i = 0; i < static_cast<int32_t>(Tensor::temporary); ++i) {
-    const auto tensor = static_cast<Tensor>(i);
-    mx::array& array = memory.emplace_back(mx::Shape{kBytes}, mx::uint8, nullptr, std::vector<mx::array>{});
-    array.set_data(mx::allocator::malloc(array.nbytes()));
-    std::memset(array.data<char>(), 0xAA, array.nbytes());
-    names[array.buffer().ptr()] = py::str(std::string(to_string(tensor)));
-    arrays.set(tensor, array);
-  }
-  encode_metal(plan, arrays, mx::Stream(0, mx::Device::gpu));
-  py::dict filled;
-  for (const Fill& fill : plan.fills) {
-    const mx::array& array = *arrays.get(fill.tensor);
-    filled[py::str(std::string(to_string(fill.tensor)))] =
-        py::make_tuple(py::bytes(array.data<char>(), fill.bytes), array.data<uint8_t>()[fill.bytes]);
-  }
-  return py::make_tuple(calls, filled);
-}
-
-}  // namespace flashrt
-
-PYBIND11_MODULE(fake_metal, m) {
-  py::module_::import("mlx.core");  // loads libmlx
-  m.def("carry_out", &flashrt::carry_out);
-  m.def("device", [] { return flashrt::describe(flashrt::metal_device(mx::Device::gpu)); });
-}

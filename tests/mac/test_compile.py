@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,14 +12,13 @@ from tests.emulator.toolchain import compiler
 from tests.mac.compile import (
     ROOT,
     TAG,
-    compile_source,
+    check,
+    compiled,
     defined_symbols,
     exported_symbols,
     sources,
     undefined_symbols,
 )
-
-Objects = Callable[[Path], tuple[Path, str]]  # a source -> its object file, complaints
 
 HEADER = """
 #include "mlx/allocator.h"
@@ -64,29 +61,16 @@ auto g() { return mx::metal::new_scoped_memory_pool(); }
 """
 
 
-@pytest.fixture(scope="module")
-def objects(tmp_path_factory: pytest.TempPathFactory) -> Objects:
-    folder = tmp_path_factory.mktemp("objects")
-
-    @functools.cache
-    def compiled(path: Path) -> tuple[Path, str]:
-        output = folder / f"{path.stem}.o"
-        return output, compile_source(path, output).stderr
-
-    return compiled
-
-
 @pytest.mark.parametrize("path", sources(), ids=lambda path: path.stem)
-def test_the_source_compiles(path: Path, objects: Objects) -> None:
-    _, complaints = objects(path)
-    assert complaints == ""
+def test_the_source_compiles(path: Path) -> None:
+    assert compiled(path).exists()
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_call_is_noticed(name: str, tmp_path: Path) -> None:
     path = tmp_path / "wrong.cpp"
     path.write_text(HEADER + WRONG[name])
-    done = compile_source(path)
+    done = check(path)
     message = WRONG[name].rstrip().rpartition("// ")[2]
     assert done.returncode != 0
     assert f"error: {message}" in done.stderr
@@ -96,37 +80,36 @@ def test_right_calls_pass(tmp_path: Path) -> None:
     """The wrong ones fail for what they do, not for what stands around them."""
     path = tmp_path / "right.cpp"
     path.write_text(HEADER + "auto& f(mx::Stream s) { return mx::metal::get_command_encoder(s); }")
-    done = compile_source(path)
+    done = check(path)
     assert done.returncode == 0, done.stderr
 
 
-def missing(compiled: list[Path]) -> set[str]:
+def missing(objects: list[Path]) -> set[str]:
     """Return what objects need of mlx and metal-cpp and neither have nor find in libmlx."""
-    needed: set[str] = set().union(*(undefined_symbols(path) for path in compiled))
+    needed: set[str] = set().union(*(undefined_symbols(path) for path in objects))
     needed = {name for name in needed if name.startswith(("mlx::", "MTL::", "NS::"))}
     assert needed, "no symbol of mlx is used: the check would check nothing"
-    return needed.difference(exported_symbols(), *(defined_symbols(path) for path in compiled))
+    return needed.difference(exported_symbols(), *(defined_symbols(path) for path in objects))
 
 
-def test_libmlx_exports_what_the_sources_need(objects: Objects) -> None:
-    assert missing([objects(path)[0] for path in sources()]) == set()
+def test_libmlx_exports_what_the_sources_need() -> None:
+    assert missing([compiled(path) for path in sources()]) == set()
 
 
-def test_a_hidden_symbol_is_noticed(tmp_path: Path, objects: Objects) -> None:
+def test_a_hidden_symbol_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "hidden.cpp"
     path.write_text(HEADER + HIDDEN)
-    assert missing([objects(path)[0]]) == {
+    assert missing([compiled(path)]) == {
         "mlx::core::metal::is_nax_available()",
         "mlx::core::metal::new_scoped_memory_pool()",
     }
 
 
-def test_host_and_metallib_spell_the_stamp_alike(objects: Objects) -> None:
+def test_host_and_metallib_spell_the_stamp_alike() -> None:
     """The host looks for the function that the metallib gets from stamp.metal."""
-    host, _ = objects(sources()[0])
     command = [compiler().path, "-E", "-x", "c++", f"-DFLASHRT_KERNELS_TAG={TAG}"]
     command.append(str(ROOT / "runtime/metal/stamp.metal"))
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     name = re.findall(r"void (\w+)\(\)", text)[0]
     assert name == f"flashrt_kernels_{TAG}"
-    assert name.encode() + b"\0" in host.read_bytes()
+    assert name.encode() + b"\0" in compiled(sources()[0]).read_bytes()

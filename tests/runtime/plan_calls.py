@@ -137,21 +137,26 @@ def strides(view: Array) -> tuple[int, ...]:
     )
 
 
-def run(call: Call) -> dict[str, Array]:
-    """Plan and execute forward, then backward from its results."""
+def inputs_of(call: Call) -> dict[str, Array]:
+    """Return what the call is given, in memory as its layout says."""
     values = call.values()
     tensors = {name: place(v, call.layout) for name, v in values.items() if v.ndim == 4}
     for name in ("k", "v"):
         shape = (call.B, *tensors[name].shape[1:])
         tensors[name] = np.broadcast_to(tensors[name], shape)
+    if call.d_lse:
+        tensors["d_lse"] = (values["d_lse"] * LN2).astype(np.float32)  # of the log2-domain LSE
+    return tensors | call.operands()
+
+
+def run(call: Call) -> dict[str, Array]:
+    """Plan and execute forward, then backward from its results."""
+    tensors = inputs_of(call)
     shape = (call.B, call.H, call.qL)
     nothing = np.full((*shape, call.Dv), np.nan).astype(np.float32)
     packed = call.layout in ("columns", "thinned")  # operands may be; outputs never are
     tensors["o"] = place(reference.narrow(nothing, call.dtype), "blhd" if packed else call.layout)
     tensors["lse"] = np.full(shape, np.nan, np.float32)
-    if call.d_lse:
-        tensors["d_lse"] = (values["d_lse"] * LN2).astype(np.float32)  # of the log2-domain LSE
-    tensors |= call.operands()
     _execute(call, tensors, {"n_splits": call.n_splits})
 
     tensors["o"] = place(tensors["o"], call.layout)
@@ -177,9 +182,9 @@ def _execute(call: Call, tensors: Mapping[str, Array], operation: dict[str, Any]
     execute(plan, tensors, seed=1)
 
 
-def complaints(call: Call) -> list[str]:
+def complaints(call: Call, got: Mapping[str, Array]) -> list[str]:
     """Return what is wrong with the results of a call, element by element."""
-    values, got = call.values(), run(call)
+    values = call.values()
     q, k, v, d_o = (values[name] for name in ("q", "k", "v", "d_o"))
     k, v = (np.broadcast_to(x, (call.B, *x.shape[1:])) for x in (k, v))
     options = {"scale": call.D**-0.5} | call.options
