@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.emulator import native, sanitized
-from tests.emulator.build import build_kernels, build_runtime
+from tests.emulator.compile import build_kernels, build_runtime
 from tests.emulator.native import FaultKind
-from tests.emulator.symbols import places
+from tests.emulator.symbols import NOWHERE, places
 from tests.emulator.toolchain import MODES, Mode
 
 _SPACES = {0: "none", 1: "device", 2: "constant", 3: "threadgroup"}
@@ -70,7 +70,14 @@ class KernelSignature:
 
 @dataclass(frozen=True)
 class Report:
-    """What a launch did."""
+    """What a launch did.
+
+    `counters` holds, over the whole grid: mma (8x8x8 products), shuffles and reductions (each once
+    for a simdgroup), threadgroup_barriers and simdgroup_barriers (arrivals of simdgroups) and
+    barriers, their sum, exp2 (each once for a lane), threadgroup_memory_bytes (of one threadgroup);
+    and in trace mode {device,threadgroup}_{read,write}_bytes and constant_read_bytes, as lanes
+    touch them. `faults` are trace mode's findings that a launch survives.
+    """
 
     counters: Mapping[str, int]
     faults: tuple[Fault, ...]
@@ -148,13 +155,13 @@ class Library:
                 raise EmulatorError(
                     f"{name}: {report}", [Fault("sanitizer", str(report))]
                 ) from None
-            return _report(name, path, launch, failed)
+            return _report(name, self.mode, path, launch, failed)
         runtime = _load_runtime(build_runtime(self.mode))
         launch.module = ctypes.addressof(module.info)
         launch.kernel = runtime.emu_find_kernel(launch.module, name.encode())
         with module.lock:  # function constants are globals of the library
             failed = runtime.emu_run(ctypes.byref(launch)) != 0
-        return _report(name, module.path, launch, failed)
+        return _report(name, self.mode, module.path, launch, failed)
 
 
 def build(
@@ -273,18 +280,19 @@ def _prepare(
     return launch, keep
 
 
-def _report(name: str, path: Path, launch: native.Launch, failed: bool) -> Report:
+def _report(name: str, mode: Mode, path: Path, launch: native.Launch, failed: bool) -> Report:
     raw = [launch.faults[i] for i in range(launch.n_faults)]
     where = places(path, [pc for fault in raw for pc in fault.pc if pc])
     faults, fatal = [], []
     for fault in raw:
-        at = [where.get(pc, "?") for pc in fault.pc]
+        at = [where.get(pc, NOWHERE) for pc in fault.pc]
         kind = FaultKind(fault.kind)
         if kind is FaultKind.SAME_STATEMENT:
-            if at[0] == at[1]:  # one statement that the compiler copied
+            if at[0].exact == at[1].exact:  # one statement that the compiler copied
                 continue
             kind = FaultKind.DIVERGENCE
-        text = fault.text.decode(errors="replace").replace("$0", at[0]).replace("$1", at[1])
+        text = fault.text.decode(errors="replace")
+        text = text.replace("$0", at[0].text).replace("$1", at[1].text)
         faults.append(Fault(kind.name.lower(), text))
         if fault.fatal or kind is FaultKind.DIVERGENCE:
             fatal.append(text)
@@ -293,5 +301,7 @@ def _report(name: str, path: Path, launch: native.Launch, failed: bool) -> Repor
     if failed or fatal:
         raise EmulatorError(f"{name}: " + "; ".join(fatal or ["stopped"]), faults)
     counters = {name: getattr(launch.counters, name) for name in native.COUNTERS}
+    if mode != "trace":  # what is not watched is not zero
+        counters = {name: n for name, n in counters.items() if name not in native.TRACED}
     counters["barriers"] = counters["threadgroup_barriers"] + counters["simdgroup_barriers"]
     return Report(counters, tuple(faults))

@@ -60,6 +60,8 @@ COUNTERS = (
     "threadgroup_memory_bytes",
 )
 
+TRACED = frozenset(name for name in COUNTERS if name.endswith(("_read_bytes", "_write_bytes")))
+
 
 class Counters(c.Structure):
     _fields_ = tuple((name, c.c_uint64) for name in COUNTERS)

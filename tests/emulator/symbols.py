@@ -5,13 +5,26 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.emulator import toolchain
 
 
-def places(library: Path, offsets: Sequence[int]) -> dict[int, str]:
-    """Offset -> "inner.h:12 < outer.h:34 < kernel.metal:56"; the shim's own frames are left out."""
+@dataclass(frozen=True)
+class Place:
+    """A call chain in the source, innermost first; the shim's own frames are left out."""
+
+    text: str  # "inner.h:12 < outer.h:34 < kernel.metal:56"
+    exact: tuple[tuple[str, int, int], ...]  # file, line and column of each frame
+
+
+NOWHERE = Place("?", ())
+
+
+def places(library: Path, offsets: Sequence[int]) -> dict[int, Place]:
+    """Where in the source the code at these offsets comes from."""
     unique = sorted(set(offsets))
     if not unique:
         return {}
@@ -22,15 +35,19 @@ def places(library: Path, offsets: Sequence[int]) -> dict[int, str]:
     # One address gives an object a line, several give one list.
     text = toolchain.run([*command, *(hex(offset) for offset in unique)])
     answers = json.loads(text) if text.lstrip().startswith("[") else [json.loads(text)]
-    found: dict[int, str] = {}
-    for offset, answer in zip(unique, answers, strict=True):
-        frames: list[str] = []
-        for frame in answer.get("Symbol", []):
-            path = Path(frame["FileName"])
-            if toolchain.SHIM_DIR in path.parents or not frame["Line"]:
-                continue
-            place = f"{path.name}:{frame['Line']}"
-            if not frames or frames[-1] != place:
-                frames.append(place)
-        found[offset] = " < ".join(frames) or f"offset {offset:#x}"
-    return found
+    found = zip(unique, answers, strict=True)
+    return {offset: _place(offset, answer.get("Symbol", [])) for offset, answer in found}
+
+
+def _place(offset: int, frames: Sequence[dict[str, Any]]) -> Place:
+    exact = []
+    names: list[str] = []
+    for frame in frames:
+        path, line = Path(frame["FileName"]), int(frame["Line"])
+        if toolchain.SHIM_DIR in path.parents or not line:
+            continue
+        exact.append((str(path), line, int(frame.get("Column", 0))))
+        name = f"{path.name}:{line}"
+        if not names or names[-1] != name:
+            names.append(name)
+    return Place(" < ".join(names) or f"offset {offset:#x}", tuple(exact))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ KERNEL_FLAGS = (
     *COMMON_FLAGS,
     "-fno-rtti",
     "-fno-threadsafe-statics",
+    "-ftrivial-auto-var-init=pattern",  # private memory that nobody wrote: NaN, wild pointers
     "-w",
     *("-Xclang", "-ffloat16-excess-precision=none"),
     *("-Xclang", "-cl-single-precision-constant"),
@@ -88,9 +90,20 @@ class Compiler:
     version: str
 
 
+def unsupported() -> str | None:
+    """Why no kernel can run here at all; None where a compiler is all it takes."""
+    machine = f"{platform.system()} on {platform.machine()}"
+    if machine not in ("Linux on x86_64", "Linux on AMD64"):
+        return f"the emulator runs on Linux on x86-64 only, this is {machine}"
+    return None
+
+
 @functools.cache
 def compiler() -> Compiler:
     """Find clang++ 19."""
+    reason = unsupported()
+    if reason is not None:
+        raise ToolchainError(reason)
     for name in ("clang++-19", "clang++"):
         path = shutil.which(name)
         if path is None:

@@ -213,7 +213,8 @@ int emu_run(Launch* launch) {
   }
   for (uint32_t i = 1; i < n_workers; ++i) threads.emplace_back(work, launch, workers[i].get());
   work(launch, workers[0].get());
-  for (std::thread& thread : threads) thread.join();
+  for (std::thread& thread : threads) thread
+    .join();
   for (std::unique_ptr<Worker>& worker : workers) {
     add(launch->counters, worker->counters);
     give_back_worker(std::move(worker));

@@ -319,12 +319,12 @@ using namespace emu;
 #define EMU_PC __builtin_return_address(0)
 #define EMU_ACCESS_HOOKS(bytes)                                                                      \
   EMU_HOOK __tsan_read##bytes(uint64_t address) {                                                    \
-    if (address % bytes != 0) misaligned(address, bytes, EMU_PC);                                    \
     access<kRead>(address, bytes, EMU_PC);                                                           \
+    if (address % bytes != 0) misaligned(address, bytes, EMU_PC);                                    \
   }                                                                                                  \
   EMU_HOOK __tsan_write##bytes(uint64_t address) {                                                   \
-    if (address % bytes != 0) misaligned(address, bytes, EMU_PC);                                    \
     access<kWrite>(address, bytes, EMU_PC);                                                          \
+    if (address % bytes != 0) misaligned(address, bytes, EMU_PC);                                    \
   }                                                                                                  \
   EMU_HOOK __tsan_unaligned_read##bytes(uint64_t address) { access<kRead>(address, bytes, EMU_PC); } \
   EMU_HOOK __tsan_unaligned_write##bytes(uint64_t address) { access<kWrite>(address, bytes, EMU_PC); }
