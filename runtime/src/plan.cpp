@@ -17,7 +17,7 @@ void check_sizes(const Problem& p) {
   const auto check = [](std::string_view what, int64_t value, int64_t most) {
     if (std::abs(value) <= most) return;
     throw Unsupported{Unsupported::Reason::size,
-                      std::string(what) + " " + std::to_string(value) + " is above " + std::to_string(most)};
+                      std::string(what) + " " + std::to_string(value) + ", only up to " + std::to_string(most)};
   };
   check("batch size", p.B, kMaxCount);
   check("head count", p.H, kMaxCount);

@@ -120,11 +120,11 @@ struct Plan {
   int64_t temporary_bytes() const;
 };
 
-/// Why no plan exists; `detail` is a sentence's middle such as "head dim 100 (v: 100)".
+/// Why no plan exists; `detail` ends a sentence that begins "there are no kernels for".
 struct Unsupported {
   enum class Reason : int32_t {
     head_dim,       ///< no kernel with this D and Dv
-    dtype,          ///< no kernel of this dtype with this D and Dv
+    dtype,          ///< no kernel of this dtype at all
     size,           ///< a length or a count passes what the kernels index
     mask_gradient,  ///< d_mask without all rows and keys
     kernel_name,    ///< a kernel asked for by name is absent or does not fit the problem

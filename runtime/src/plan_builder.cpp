@@ -24,6 +24,10 @@ float to_float(double x) {
   return static_cast<float>(std::min(x, largest));
 }
 
+std::string head_dim(int64_t d, int64_t dv) {
+  return std::to_string(d) + (dv == d ? "" : " (v: " + std::to_string(dv) + ")");
+}
+
 int32_t to_int(int64_t x) { return static_cast<int32_t>(x); }
 
 }  // namespace
@@ -37,30 +41,33 @@ std::vector<Constant> FunctionConstants::list() const {
 }
 
 const KernelInfo& PlanBuilder::tiled_kernel(KernelKind kind, const std::string& name) const {
+  using Reason = Unsupported::Reason;
   const KernelDtype dtype = kernel_dtype(problem_.dtype);
   if (!name.empty()) {
     const KernelInfo* named = find_kernel(name);
-    if (named == nullptr) throw Unsupported{Unsupported::Reason::kernel_name, "no kernel is named " + name};
+    if (named == nullptr) throw Unsupported{Reason::kernel_name, "the name " + name};
     if (named->kind != kind || named->dtype != dtype || named->d != problem_.D || named->dv != problem_.Dv) {
-      throw Unsupported{Unsupported::Reason::kernel_name, name + " is made for another operation, dtype or head dim"};
+      throw Unsupported{Reason::kernel_name, name + " in this operation, dtype or head dim"};
     }
     return *named;
   }
   if (const KernelInfo* kernel = find_kernel(kind, dtype, problem_.D, problem_.Dv)) return *kernel;
 
-  const std::string dims = "head dim " + std::to_string(problem_.D) + " (v: " + std::to_string(problem_.Dv) + ")";
-  const bool other_dtype = std::ranges::any_of(
-      kernels(), [&](const KernelInfo& k) { return k.kind == kind && k.d == problem_.D && k.dv == problem_.Dv; });
-  const std::string of = std::string(to_string(kind)) + " kernel for ";
-  if (!other_dtype) throw Unsupported{Unsupported::Reason::head_dim, "no " + of + dims};
-  throw Unsupported{Unsupported::Reason::dtype, "no " + of + std::string(to_string(dtype)) + " with " + dims};
+  const std::string asked = "head dim " + head_dim(problem_.D, problem_.Dv);
+  std::string others;
+  for (const KernelInfo& k : kernels()) {
+    if (k.kind != kind || k.dtype != dtype || k.rank != 0) continue;
+    others += (others.empty() ? "" : ", ") + head_dim(k.d, k.dv);
+  }
+  if (others.empty()) throw Unsupported{Reason::dtype, std::string(to_string(dtype)) + " with " + asked};
+  throw Unsupported{Reason::head_dim, asked + ", only for " + others};
 }
 
 const KernelInfo& PlanBuilder::helper_kernel(KernelKind kind) const {
   const bool typed = kind != KernelKind::tile_map && kind != KernelKind::row_bounds;
   const KernelInfo* kernel = find_kernel(kind, typed ? kernel_dtype(problem_.dtype) : KernelDtype::none);
   if (kernel != nullptr) return *kernel;
-  throw Unsupported{Unsupported::Reason::dtype, "no " + std::string(to_string(kind)) + " kernel for this dtype"};
+  throw Unsupported{Unsupported::Reason::dtype, std::string(to_string(kind)) + " in this dtype"};
 }
 
 Buffer PlanBuilder::temporary(std::string_view name, int64_t bytes) {
@@ -299,8 +306,7 @@ void PlanBuilder::launch_heads(const KernelInfo& kernel, AttentionCall call, con
 
   const int64_t end = (first_head + heads) * n_blocks;
   if (end > std::numeric_limits<int32_t>::max()) {
-    throw Unsupported{Unsupported::Reason::size, "batch, heads and lengths need " + std::to_string(end) +
-                                                     " threadgroups, more than the kernels can number"};
+    throw Unsupported{Unsupported::Reason::size, std::to_string(end) + " threadgroups, more than they can number"};
   }
   for (int64_t first = first_head * n_blocks; first < end; first += device_.max_threadgroups) {
     call.params.first_threadgroup = static_cast<uint32_t>(first);

@@ -177,8 +177,8 @@ def test_without_keys_the_sinks_still_make_an_lse() -> None:
 @pytest.mark.parametrize(
     ("changes", "operation", "reason", "words"),
     [
-        ({"D": 100, "Dv": 100}, {}, "head_dim", "100"),
-        ({"D": 128, "Dv": 64}, {}, "head_dim", "v: 64"),
+        ({"D": 100, "Dv": 100}, {}, "head_dim", "head dim 100, only for 64, 72,"),
+        ({"D": 128, "Dv": 64}, {}, "head_dim", "head dim 128 (v: 64), only for 64,"),
         ({"qL": 2**30}, {}, "size", "query length"),
         ({"q_off": -(2**31)}, {}, "size", "query offset"),
         ({"B": 2**20, "H": 2**14, "Hk": 1, "qL": 2**20}, {}, "size", "threadgroups"),
