@@ -18,7 +18,10 @@ from tests.runtime.plan_calls import Call, complaints, inputs_of
 from tests.runtime.plan_executor import library
 from tests.runtime.test_plan_emulator import CALLS
 
-pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has the real one")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "darwin", reason="a Mac has the real one"),
+]
 
 Array = NDArray[Any]
 # The order in which the primitives take what may be left out.
