@@ -24,6 +24,7 @@ class FaultKind(IntEnum):
     RACE = 8
     MISALIGNED = 9
     SAME_STATEMENT = 10
+    CRASH = 11
 
 
 class Fault(c.Structure):

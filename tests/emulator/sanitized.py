@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import re
 import shutil
@@ -33,6 +34,8 @@ def run(
     arrays: Sequence[npt.NDArray[Any]],
 ) -> bool:
     """Run a launch; arrays (bound buffers by slot) and `launch` are filled in. True: it failed."""
+    _refuse_partial_overlap(arrays)
+    launch.threads = 1
     with tempfile.TemporaryDirectory(prefix="flashrt-emulator-") as folder:
         request, reply = Path(folder) / "request", Path(folder) / "reply"
         contents = [ctypes.string_at(array.ctypes.data, array.nbytes) for array in arrays]
@@ -69,6 +72,13 @@ def run(
             ctypes.memmove(array.ctypes.data, data[size : size + array.nbytes], array.nbytes)
         size += array.nbytes
     return done.returncode == 1
+
+
+def _refuse_partial_overlap(arrays: Sequence[npt.NDArray[Any]]) -> None:
+    ranges = {(a.ctypes.data, a.ctypes.data + a.nbytes) for a in arrays if a.nbytes}
+    for (_, end), (begin, _) in itertools.pairwise(sorted(ranges)):
+        if begin < end:
+            raise ValueError("asan mode: two buffers share a part; bind one base array to both")
 
 
 def _place(text: str) -> str:

@@ -72,8 +72,8 @@ MODE_RUNTIME_FLAGS: dict[Mode, tuple[str, ...]] = {
 
 _RUNTIME = ("fiber", "schedule", "collectives", "launch", "memory")
 RUNTIME_SOURCES: dict[Mode, tuple[str, ...]] = {
-    "fast": (*_RUNTIME, "untraced"),
-    "trace": (*_RUNTIME, "extents", "trace"),
+    "fast": (*_RUNTIME, "crash", "untraced"),
+    "trace": (*_RUNTIME, "crash", "extents", "trace"),
     "asan": (*_RUNTIME, "untraced", "host"),
 }
 # AddressSanitizer has to be in a process from its start: there the runtime is a program.

@@ -206,6 +206,27 @@ def test_misaligned_access_is_reported() -> None:
     assert line_of("bounds", "misaligned_float") in str(raised.value)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_crash_of_a_lane_is_a_report(threads: int) -> None:
+    for _ in range(3):  # the launches after it run as if nothing had been
+        buffers = {1: floats(64), 2: int32(9)}
+        with pytest.raises(emulator.EmulatorError, match="touches unmapped memory") as raised:
+            launch("bounds", "uninitialised_pointer", "fast", buffers=buffers, threads=threads)
+        assert line_of("bounds", "uninitialised_pointer") in str(raised.value)
+        out = floats(64)
+        launch("races", "exchange", "fast", buffers={0: out})
+        np.testing.assert_array_equal(out, np.arange(63, -1, -1))
+
+
+@pytest.mark.parametrize("mode", ["fast", "trace"])
+def test_stack_overflow_is_a_report(mode: Mode) -> None:
+    arguments = {"group": (40, 1, 1), "buffers": {0: floats(1), 1: floats(64), 2: int32(1000)}}
+    with pytest.raises(emulator.EmulatorError, match="used up its stack"):
+        launch("bounds", "stack_overflow", mode, **arguments)
+    arguments["buffers"][2] = int32(10)
+    assert launch("bounds", "stack_overflow", mode, **arguments).faults == ()
+
+
 # --- arguments --------------------------------------------------------------------------------
 
 
@@ -324,6 +345,12 @@ def test_asan_results_are_those_of_fast_mode() -> None:
     report = launch("races", "exchange", "asan", buffers={0: out})
     np.testing.assert_array_equal(out, np.arange(63, -1, -1))
     assert report.counters["threadgroup_barriers"] == 2
+
+
+def test_asan_refuses_buffers_that_share_a_part() -> None:
+    data = floats(65)
+    with pytest.raises(ValueError, match="two buffers share a part"):
+        launch("bounds", "read_shifted", "asan", buffers={0: data[1:], 1: data[:64], 2: int32(0)})
 
 
 def test_asan_reports_divergence_too() -> None:

@@ -196,6 +196,11 @@ def test_each_barrier_of_steel_attention_counts(barrier: int, tmp_path: Path) ->
         assert "steel_attention.h:" in message
 
 
+def test_headers_are_of_the_release_that_is_pinned() -> None:
+    project = (Path(emulator.__file__).parents[2] / "pyproject.toml").read_text()
+    assert f"mlx=={mlx_headers.VERSION};" in project
+
+
 def test_kernels_are_listed_with_their_arguments() -> None:
     kernel = Steel("bfloat16", 128)
     signature = library(kernel).kernels[kernel.name]

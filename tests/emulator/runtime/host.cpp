@@ -39,12 +39,12 @@ int main(int argc, char** argv) {
   auto launch = std::make_unique<emu::Launch>();
   FILE* request = open_or_give_up(argv[3], "rb");
   if (fread(launch.get(), sizeof *launch, 1, request) != 1) give_up("short request");
-  std::map<void*, void*> moved;  // exact allocations: one byte past the end is an error
+  std::map<std::pair<void*, uint64_t>, void*> moved;  // exact allocations: one byte past the end is an error
   for (emu::Buffer& buffer : launch->buffers) {
     if (!buffer.bound) continue;
     std::vector<char> bytes(buffer.bytes);
     if (buffer.bytes != 0 && fread(bytes.data(), buffer.bytes, 1, request) != 1) give_up("short request");
-    void*& place = moved[buffer.base];
+    void*& place = moved[{buffer.base, buffer.bytes}];
     if (place == nullptr) {
       place = malloc(buffer.bytes);
       std::copy(bytes.begin(), bytes.end(), static_cast<char*>(place));

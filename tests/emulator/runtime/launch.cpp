@@ -146,6 +146,9 @@ void add(Counters& sum, const Counters& part) {
 }
 
 void work(Launch* launch, Worker* worker) {
+#if !defined(EMU_ASAN)  // which reports crashes itself
+  const CrashGuard guard(*worker);
+#endif
   const uint64_t n_threadgroups = uint64_t(launch->grid[0]) * launch->grid[1] * launch->grid[2];
   while (!launch->stop.load(std::memory_order_relaxed)) {
     uint64_t next = launch->next_threadgroup.fetch_add(1, std::memory_order_relaxed);
@@ -211,6 +214,9 @@ int emu_run(Launch* launch) {
     trace_begin_worker(*workers[i]);
     ensure_stacks(*workers[i], n_threads);
   }
+#if !defined(EMU_ASAN)
+  catch_crashes();
+#endif
   for (uint32_t i = 1; i < n_workers; ++i) threads.emplace_back(work, launch, workers[i].get());
   work(launch, workers[0].get());
   for (std::thread& thread : threads) thread

@@ -25,6 +25,7 @@ enum FaultKind : uint32_t {
   kFaultRace,
   kFaultMisaligned,
   kFaultSameStatement,  ///< not a fault if both places turn out to be one statement
+  kFaultCrash,          ///< unmapped memory, stack overflow
 };
 
 struct Fault {

@@ -3,6 +3,8 @@
 // One OS thread (Worker) runs one threadgroup at a time and switches between its lanes at collectives only.
 #pragma once
 
+#include <signal.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -151,6 +153,22 @@ void leave_simdgroup(Lane* lane);
 // Faults. `text` may name the two places as $0 and $1; the launcher writes file and line there.
 [[noreturn]] void fatal(Lane* lane, FaultKind kind, const void* pc0, const void* pc1, const char* format, ...);
 void report(Launch* launch, FaultKind kind, const void* pc0, const void* pc1, const char* format, ...);
+
+// While a launch runs, crashes of its lanes are faults. catch_crashes() serves the process, a CrashGuard the OS thread
+// that runs a worker.
+void catch_crashes();
+void release_crashes();
+class CrashGuard {
+ public:
+  explicit CrashGuard(const Worker& worker);
+  ~CrashGuard();
+  CrashGuard(const CrashGuard&) = delete;
+
+ private:
+  void* stack_;
+  stack_t before_;
+  uint32_t slot_;
+};
 
 // Trace mode's hooks; empty in the others.
 void trace_begin_launch(Launch* launch);

@@ -73,27 +73,27 @@ inline vec<float, N> fma(vec<float, N> x, vec<float, N> y, vec<float, N> z) {
 #define EMU_MATH(name)                                          \
   inline float name(float x) { return __builtin_##name##f(x); } \
   inline half name(half x) { return half(__builtin_##name##f(float(x))); }
-#define EMU_MATH_ALL                                                                          \
-  EMU_MATH(exp)                                                                               \
-  EMU_MATH(log)                                                                               \
-  EMU_MATH(log2)                                                                              \
-  EMU_MATH(log10)                                                                             \
-  EMU_MATH(sqrt)                                                                              \
-  EMU_MATH(sin)                                                                               \
-  EMU_MATH(cos)                                                                               \
-  EMU_MATH(tan)                                                                               \
-  EMU_MATH(asin)                                                                              \
-  EMU_MATH(acos)                                                                              \
-  EMU_MATH(atan)                                                                              \
-  EMU_MATH(sinh)                                                                              \
-  EMU_MATH(cosh) EMU_MATH(tanh) EMU_MATH(floor) EMU_MATH(ceil) EMU_MATH(round) EMU_MATH(rint) \
-      EMU_MATH(trunc) inline float                                                            \
-      exp2(float x) {                                                                         \
-    return emu_exp2(x);                                                                       \
-  }                                                                                           \
-  inline half exp2(half x) { return half(emu_exp2(float(x))); }                               \
-  inline float rsqrt(float x) { return 1.0f / __builtin_sqrtf(x); }                           \
-  inline float pow(float x, float y) { return __builtin_powf(x, y); }                         \
+#define EMU_MATH_ALL                                                                                         \
+  EMU_MATH(exp)                                                                                              \
+  EMU_MATH(log)                                                                                              \
+  EMU_MATH(log2)                                                                                             \
+  EMU_MATH(log10)                                                                                            \
+  EMU_MATH(sqrt)                                                                                             \
+  EMU_MATH(sin)                                                                                              \
+  EMU_MATH(cos)                                                                                              \
+  EMU_MATH(tan)                                                                                              \
+  EMU_MATH(asin)                                                                                             \
+  EMU_MATH(acos)                                                                                             \
+  EMU_MATH(atan)                                                                                             \
+  EMU_MATH(sinh)                                                                                             \
+  EMU_MATH(cosh)                                                                                             \
+  EMU_MATH(tanh)                                                                                             \
+  EMU_MATH(floor) EMU_MATH(ceil) EMU_MATH(round) EMU_MATH(rint) EMU_MATH(trunc) inline float exp2(float x) { \
+    return emu_exp2(x);                                                                                      \
+  }                                                                                                          \
+  inline half exp2(half x) { return half(emu_exp2(float(x))); }                                              \
+  inline float rsqrt(float x) { return 1.0f / __builtin_sqrtf(x); }                                          \
+  inline float pow(float x, float y) { return __builtin_powf(x, y); }                                        \
   inline float atan2(float y, float x) { return __builtin_atan2f(y, x); }
 
 EMU_MATH_ALL
