@@ -19,7 +19,7 @@ from tests.emulator.toolchain import cache_dir
 VERSION = "0.32.4"
 PLATFORM = "macosx_14_0_arm64"
 
-PARTS = ("include", "lib/mlx.metallib", "lib/libmlx.dylib")
+PARTS = ("include", "lib/mlx.metallib", "lib/libmlx.dylib", "share/cmake")
 
 # Takes the place of three headers that overload on address spaces or use compiler builtins.
 OVERLAY_DIR = Path(__file__).parent / "overlay"
@@ -47,6 +47,11 @@ def metallib() -> Path:
 def library() -> Path:
     """MLX itself, as an extension on a Mac links with it."""
     return _package_dir() / "lib" / "libmlx.dylib"
+
+
+def cmake_dir() -> Path:
+    """What CMake knows of MLX on a Mac."""
+    return _package_dir() / "share" / "cmake" / "MLX"
 
 
 def _package_dir() -> Path:

@@ -86,6 +86,14 @@ CALLS = [
     Call("mask in dtype", options={"mask": additive(45, 77).astype(np.float16)}),
     Call("segments", options={"segments": (segments(2, 45, 3), segments(2, 77, 4))}),
     Call("shared segments", options={"segments": (segments(1, 45, 3), segments(1, 77, 3))}),
+    Call(
+        "shared segments, own diagonals",
+        options={
+            "segments": (np.zeros((1, 45), np.int32), np.zeros((1, 77), np.int32)),
+            "row_diagonals": np.arange(45, dtype=np.int32) + np.int32([[0], [32]]),
+            "causal": True,
+        },
+    ),
     Call("packed", options=packed(2, [10, 1, 34], [20, 1, 56])),
     Call(
         "packed window, alibi",
