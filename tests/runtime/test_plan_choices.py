@@ -268,3 +268,24 @@ def test_devices_by_architecture(architecture: str, known: bool, cores: int, slc
 def test_the_device_table_is_whole() -> None:
     rows = plan_module.load().device_classes()
     assert [row[:2] for row in rows] == [(g, c) for g in range(13, 18) for c in "pgsd"]
+
+
+def test_heads_that_share_a_mask_gradient_take_turns() -> None:
+    """The kernel adds to it without atomics."""
+    for case in (case for case in CASES if case.name.startswith("mask gradient")):
+        b_stride, h_stride, _, _ = case.operation["d_mask_strides"]
+        seen: list[tuple[int, int]] = []
+        adding: dict[int, list[tuple[int, int]]] = {}  # what the launches of a stage add to
+        for launch in launches_of(make(case), "bwd_dq"):
+            assert "has_dmask" in launch["constants_on"]
+            p = fields(launch, "AttnParams")
+            assert launch["grid"][0] % (p.heads_per_group * p.n_blocks) == 0  # whole groups
+            first = p.first_threadgroup // p.n_blocks
+            for head in range(first, first + launch["grid"][0] // p.n_blocks):
+                b, h = divmod(head, p.H)
+                seen.append((b, h))
+                shared = (b if b_stride else 0, h if h_stride else 0)
+                adding.setdefault(launch["stage"], []).append(shared)
+        assert sorted(seen) == [(b, h) for b in range(2) for h in range(4)], case.name
+        for heads in adding.values():
+            assert len(set(heads)) == len(heads), case.name
