@@ -54,10 +54,8 @@ void flash_attn_bwd_dkv_bfloat16_d112_bq32_bk32_wm4_wn1(
   operands.alibi = alibi;
   device const T* Kh = K + (b * p.k.b + hk * p.k.h);
   device const T* Vh = V + (b * p.v.b + hk * p.v.h);
-  device const T* k_rows[TR];
-  device const T* v_rows[TR];
-  owner_rows<T, TR>(k_rows, Kh, p.k.l, row0, p.kL, at);
-  owner_rows<T, TR>(v_rows, Vh, p.v.l, row0, p.kL, at);
+  const DeviceRows<T, TR> k_rows = owner_rows<T, TR>(Kh, p.k.l, row0, p.kL, at);
+  const DeviceRows<T, TR> v_rows = owner_rows<T, TR>(Vh, p.v.l, row0, p.kL, at);
 
   Tile<TR, D / kFrag> dK_acc;
   Tile<TR, Dv / kFrag> dV_acc;

@@ -64,10 +64,8 @@ void flash_attn_bwd_dkv_bfloat16_d192_dv128_bq32_bk32_wm4_wn2(
   operands.alibi = alibi;
   device const T* Kh = K + (b * p.k.b + hk * p.k.h);
   device const T* Vh = V + (b * p.v.b + hk * p.v.h);
-  device const T* k_rows[TR];
-  device const T* v_rows[TR];
-  owner_rows<T, TR>(k_rows, Kh + d0, p.k.l, row0, p.kL, at);
-  owner_rows<T, TR>(v_rows, Vh + dv0, p.v.l, row0, p.kL, at);
+  const DeviceRows<T, TR> k_rows = owner_rows<T, TR>(Kh + d0, p.k.l, row0, p.kL, at);
+  const DeviceRows<T, TR> v_rows = owner_rows<T, TR>(Vh + dv0, p.v.l, row0, p.kL, at);
 
   Tile<TR, TD> acc;  // dV in the V role, dK in the K role
   clear(acc);

@@ -56,10 +56,8 @@ void flash_attn_bwd_dkv_bfloat16_d72_bq32_bk32_wm4_wn1(
   operands.alibi = alibi;
   device const T* Kh = K + (b * p.k.b + hk * p.k.h);
   device const T* Vh = V + (b * p.v.b + hk * p.v.h);
-  threadgroup const T* k_rows[TR];
-  threadgroup const T* v_rows[TR];
-  staged_rows<T, TR, LDQ>(k_rows, Ks, simd * R, at);
-  staged_rows<T, TR, LDV>(v_rows, Vs, simd * R, at);
+  const StagedRows<T, TR> k_rows = staged_rows<T, TR, LDQ>(Ks, simd * R, at);
+  const StagedRows<T, TR> v_rows = staged_rows<T, TR, LDV>(Vs, simd * R, at);
   stage_rows<T, BK, D, LDQ, kThreads>(Ks, Kh + k0 * p.k.l, p.k.l, p.kL - k0, thread_index);
   stage_rows<T, BK, Dv, LDV, kThreads>(Vs, Vh + k0 * p.v.l, p.v.l, p.kL - k0, thread_index);
 

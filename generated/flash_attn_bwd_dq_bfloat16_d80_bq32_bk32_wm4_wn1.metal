@@ -55,10 +55,8 @@ void flash_attn_bwd_dq_bfloat16_d80_bq32_bk32_wm4_wn1(
   device const T* Kh = K + (b * p.k.b + h / p.gqa_factor * p.k.h);
   device const T* Vh = V + (b * p.v.b + h / p.gqa_factor * p.v.h);
 
-  device const T* q_rows[TR];
-  device const T* dO_rows[TR];
-  owner_rows<T, TR>(q_rows, Qh, p.q.l, row0, p.qL, at);
-  owner_rows<T, TR>(dO_rows, dOh, p.d_o.l, row0, p.qL, at);
+  const DeviceRows<T, TR> q_rows = owner_rows<T, TR>(Qh, p.q.l, row0, p.qL, at);
+  const DeviceRows<T, TR> dO_rows = owner_rows<T, TR>(dOh, p.d_o.l, row0, p.qL, at);
   float row_lse[TR];
   float row_delta[TR];
   const int64_t rows = (int64_t(b) * p.H + h) * p.qL;

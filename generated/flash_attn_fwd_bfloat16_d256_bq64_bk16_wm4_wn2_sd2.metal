@@ -58,8 +58,7 @@ void flash_attn_fwd_bfloat16_d256_bq64_bk16_wm4_wn2_sd2(
   device const T* Kh = K + (b * p.k.b + h / p.gqa_factor * p.k.h);
   device const T* Vh = V + (b * p.v.b + h / p.gqa_factor * p.v.h);
 
-  device const T* q_rows[TR];
-  owner_rows<T, TR>(q_rows, Qh + d0, p.q.l, row0, p.qL, at);
+  const DeviceRows<T, TR> q_rows = owner_rows<T, TR>(Qh + d0, p.q.l, row0, p.qL, at);
 
   SoftmaxState<TR> state;
   start(state, has_sinks && threadgroup_pos.y == 0, has_sinks ? sinks[h] * kLog2E : 0.0f, at);

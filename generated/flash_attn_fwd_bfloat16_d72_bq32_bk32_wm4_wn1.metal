@@ -55,8 +55,7 @@ void flash_attn_fwd_bfloat16_d72_bq32_bk32_wm4_wn1(
   device const T* Kh = K + (b * p.k.b + h / p.gqa_factor * p.k.h);
   device const T* Vh = V + (b * p.v.b + h / p.gqa_factor * p.v.h);
 
-  threadgroup const T* q_rows[TR];
-  staged_rows<T, TR, LDK>(q_rows, Qs, simd * R, at);
+  const StagedRows<T, TR> q_rows = staged_rows<T, TR, LDK>(Qs, simd * R, at);
   stage_rows<T, BQ, D, LDK, kThreads>(Qs, Qh + q0 * p.q.l, p.q.l, p.qL - q0, thread_index);
 
   SoftmaxState<TR> state;

@@ -54,8 +54,7 @@ void flash_attn_fwd_float16_d112_bq32_bk32_wm4_wn1(
   device const T* Kh = K + (b * p.k.b + h / p.gqa_factor * p.k.h);
   device const T* Vh = V + (b * p.v.b + h / p.gqa_factor * p.v.h);
 
-  device const T* q_rows[TR];
-  owner_rows<T, TR>(q_rows, Qh, p.q.l, row0, p.qL, at);
+  const DeviceRows<T, TR> q_rows = owner_rows<T, TR>(Qh, p.q.l, row0, p.qL, at);
 
   SoftmaxState<TR> state;
   start(state, has_sinks && threadgroup_pos.y == 0, has_sinks ? sinks[h] * kLog2E : 0.0f, at);

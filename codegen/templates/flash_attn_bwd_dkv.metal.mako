@@ -38,17 +38,13 @@ void ${cfg.name}(
   device const T* Kh = K + (b * p.k.b + hk * p.k.h);
   device const T* Vh = V + (b * p.v.b + hk * p.v.h);
 % if res.owner_staged:
-  threadgroup const T* k_rows[TR];
-  threadgroup const T* v_rows[TR];
-  staged_rows<T, TR, LDQ>(k_rows, Ks, simd * R, at);
-  staged_rows<T, TR, LDV>(v_rows, Vs, simd * R, at);
+  const StagedRows<T, TR> k_rows = staged_rows<T, TR, LDQ>(Ks, simd * R, at);
+  const StagedRows<T, TR> v_rows = staged_rows<T, TR, LDV>(Vs, simd * R, at);
   stage_rows<T, BK, D, LDQ, kThreads>(Ks, Kh + k0 * p.k.l, p.k.l, p.kL - k0, thread_index);
   stage_rows<T, BK, Dv, LDV, kThreads>(Vs, Vh + k0 * p.v.l, p.v.l, p.kL - k0, thread_index);
 % else:
-  device const T* k_rows[TR];
-  device const T* v_rows[TR];
-  owner_rows<T, TR>(k_rows, Kh, p.k.l, row0, p.kL, at);
-  owner_rows<T, TR>(v_rows, Vh, p.v.l, row0, p.kL, at);
+  const DeviceRows<T, TR> k_rows = owner_rows<T, TR>(Kh, p.k.l, row0, p.kL, at);
+  const DeviceRows<T, TR> v_rows = owner_rows<T, TR>(Vh, p.v.l, row0, p.kL, at);
 % endif
 
   Tile<TR, D / kFrag> dK_acc;

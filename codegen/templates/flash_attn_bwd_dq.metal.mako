@@ -44,17 +44,13 @@ void ${cfg.name}(
   device const T* Vh = V + (b * p.v.b + h / p.gqa_factor * p.v.h);
 
 % if res.owner_staged:
-  threadgroup const T* q_rows[TR];
-  threadgroup const T* dO_rows[TR];
-  staged_rows<T, TR, LDK>(q_rows, Qs, simd * R, at);
-  staged_rows<T, TR, LDV>(dO_rows, dOs, simd * R, at);
+  const StagedRows<T, TR> q_rows = staged_rows<T, TR, LDK>(Qs, simd * R, at);
+  const StagedRows<T, TR> dO_rows = staged_rows<T, TR, LDV>(dOs, simd * R, at);
   stage_rows<T, BQ, D, LDK, kThreads>(Qs, Qh + q0 * p.q.l, p.q.l, p.qL - q0, thread_index);
   stage_rows<T, BQ, Dv, LDV, kThreads>(dOs, dOh + q0 * p.d_o.l, p.d_o.l, p.qL - q0, thread_index);
 % else:
-  device const T* q_rows[TR];
-  device const T* dO_rows[TR];
-  owner_rows<T, TR>(q_rows, Qh, p.q.l, row0, p.qL, at);
-  owner_rows<T, TR>(dO_rows, dOh, p.d_o.l, row0, p.qL, at);
+  const DeviceRows<T, TR> q_rows = owner_rows<T, TR>(Qh, p.q.l, row0, p.qL, at);
+  const DeviceRows<T, TR> dO_rows = owner_rows<T, TR>(dOh, p.d_o.l, row0, p.qL, at);
 % endif
   float row_lse[TR];
   float row_delta[TR];

@@ -46,12 +46,10 @@ void ${cfg.name}(
   device const T* Vh = V + (b * p.v.b + h / p.gqa_factor * p.v.h);
 
 % if res.owner_staged:
-  threadgroup const T* q_rows[TR];
-  staged_rows<T, TR, LDK>(q_rows, Qs + d0, row_group * R, at);
+  const StagedRows<T, TR> q_rows = staged_rows<T, TR, LDK>(Qs + d0, row_group * R, at);
   stage_rows<T, BQ, D, LDK, kThreads>(Qs, Qh + q0 * p.q.l, p.q.l, p.qL - q0, thread_index);
 % else:
-  device const T* q_rows[TR];
-  owner_rows<T, TR>(q_rows, Qh + d0, p.q.l, row0, p.qL, at);
+  const DeviceRows<T, TR> q_rows = owner_rows<T, TR>(Qh + d0, p.q.l, row0, p.qL, at);
 % endif
 
   SoftmaxState<TR> state;

@@ -35,24 +35,36 @@ METAL_FUNC void stage_rows(threadgroup T* tile, device const T* src, int64_t ld,
   }
 }
 
-/// This lane's rows of an owner block in device memory, for mma_abt. Rows past the last one repeat it: their results
-/// are never stored.
+/// Where this lane's first pair of each fragment row of an owner block stands, for mma_abt.
 template <typename T, int TR>
-METAL_FUNC void owner_rows(device const T* thread* rows, device const T* src, int64_t ld, int row0, int n_rows,
-                           LanePos at) {
+struct DeviceRows {
+  device const T* row[TR];
+};
+template <typename T, int TR>
+struct StagedRows {
+  threadgroup const T* row[TR];
+};
+
+/// Rows in device memory. Rows past the last one repeat it: their results are never stored.
+template <typename T, int TR>
+METAL_FUNC DeviceRows<T, TR> owner_rows(device const T* src, int64_t ld, int row0, int n_rows, LanePos at) {
+  DeviceRows<T, TR> rows;
   FLASHRT_UNROLL
   for (short i = 0; i < TR; ++i) {
-    rows[i] = src + metal::min(row0 + i * kFrag + at.row, n_rows - 1) * ld + at.col;
+    rows.row[i] = src + metal::min(row0 + i * kFrag + at.row, n_rows - 1) * ld + at.col;
   }
+  return rows;
 }
 
-/// This lane's rows of an owner block staged in threadgroup memory with pitch LD.
+/// Rows staged in threadgroup memory with pitch LD.
 template <typename T, int TR, int LD>
-METAL_FUNC void staged_rows(threadgroup const T* thread* rows, threadgroup const T* tile, int row0, LanePos at) {
+METAL_FUNC StagedRows<T, TR> staged_rows(threadgroup const T* tile, int row0, LanePos at) {
+  StagedRows<T, TR> rows;
   FLASHRT_UNROLL
   for (short i = 0; i < TR; ++i) {
-    rows[i] = tile + (row0 + i * kFrag + at.row) * LD + at.col;
+    rows.row[i] = tile + (row0 + i * kFrag + at.row) * LD + at.col;
   }
+  return rows;
 }
 
 }  // namespace flashrt

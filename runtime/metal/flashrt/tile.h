@@ -68,17 +68,17 @@ METAL_FUNC void mma(thread metal::vec<float, 2>& acc, thread const metal::vec<TA
 
 /// scores += A * X^T over kDepth columns.
 ///
-/// rows[i] points at this lane's row of fragment row i, already moved to its column (device or threadgroup memory);
-/// x is a threadgroup tile of 8 * TC rows of pitch LD, moved to the first column of the product.
-template <typename T, int kDepth, int LD, int TR, int TC, typename RowPtr>
-METAL_FUNC void mma_abt(thread Tile<TR, TC>& scores, thread const RowPtr* rows, threadgroup const T* x, LanePos at) {
+/// a says where this lane's pair of each fragment row of A stands: DeviceRows or StagedRows. x is a threadgroup tile of
+/// 8 * TC rows of pitch LD, moved to the first column of the product.
+template <typename T, int kDepth, int LD, int TR, int TC, typename Rows>
+METAL_FUNC void mma_abt(thread Tile<TR, TC>& scores, thread const Rows& a, threadgroup const T* x, LanePos at) {
   // Rolled by four: fully unrolled, the compiler hoists operand loads until registers spill.
   FLASHRT_UNROLL_4
   for (short d = 0; d < kDepth; d += kFrag) {
-    metal::vec<T, 2> a[TR];
+    metal::vec<T, 2> pairs[TR];
     FLASHRT_UNROLL
     for (short i = 0; i < TR; ++i) {
-      a[i] = pair<T>(rows[i][d], rows[i][d + 1]);
+      pairs[i] = pair<T>(a.row[i][d], a.row[i][d + 1]);
     }
     FLASHRT_UNROLL
     for (short j = 0; j < TC; ++j) {
@@ -86,7 +86,7 @@ METAL_FUNC void mma_abt(thread Tile<TR, TC>& scores, thread const RowPtr* rows, 
       const metal::vec<T, 2> b = pair<T>(column[0], column[LD]);
       FLASHRT_UNROLL
       for (short i = 0; i < TR; ++i) {
-        mma(scores.frag[i * TC + j], a[i], b);
+        mma<T, T>(scores.frag[i * TC + j], pairs[i], b);
       }
     }
   }
@@ -105,7 +105,7 @@ METAL_FUNC void mma_ab(thread Tile<TR, TD>& acc, thread const Tile<TR, TC>& p, t
       const metal::vec<T, 2> b = pair<T>(row[0], row[1]);
       FLASHRT_UNROLL
       for (short i = 0; i < TR; ++i) {
-        mma(acc.frag[i * TD + d], p.frag[i * TC + j], b);
+        mma<float, T>(acc.frag[i * TD + d], p.frag[i * TC + j], b);
       }
     }
   }
