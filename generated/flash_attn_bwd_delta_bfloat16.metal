@@ -22,7 +22,8 @@ void flash_attn_bwd_delta_bfloat16(
   if (row >= heads * p.qL) {
     return;  // a whole simdgroup; there are no barriers
   }
-  const int64_t head = row / p.qL, b = head / p.H, h = head % p.H, q = row % p.qL;
+  const int64_t head = quotient(row, p.qL), q = row - head * p.qL;
+  const int64_t b = quotient(head, p.H), h = head - b * p.H;
   device const T* o_row = O + (b * p.o.b + h * p.o.h + q * p.o.l);
   device const T* dO_row = dO + (b * p.d_o.b + h * p.d_o.h + q * p.d_o.l);
   float sum = 0.0f;

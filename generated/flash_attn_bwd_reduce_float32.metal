@@ -23,7 +23,8 @@ void flash_attn_bwd_reduce_float32(
   for (int s = 0; s < p.n_splits; ++s) {
     sum += partials[s * p.n + index];
   }
-  const int64_t d = index % p.D, row = index / p.D;
-  const int64_t l = row % p.L, head = row / p.L;
-  out[head / p.H * p.out.b + head % p.H * p.out.h + l * p.out.l + d] = T(sum);
+  const int64_t row = quotient(index, p.D), d = index - row * p.D;
+  const int64_t head = quotient(row, p.L), l = row - head * p.L;
+  const int64_t b = quotient(head, p.H), h = head - b * p.H;
+  out[b * p.out.b + h * p.out.h + l * p.out.l + d] = T(sum);
 }

@@ -35,7 +35,8 @@ void flash_attn_fwd_merge_float32(
   }
   const float inverse = any ? 1.0f / total : 0.0f;
 
-  const int64_t head = row / p.qL, b = head / p.H, h = head % p.H, q = row % p.qL;
+  const int64_t head = quotient(row, p.qL), q = row - head * p.qL;
+  const int64_t b = quotient(head, p.H), h = head - b * p.H;
   device T* o_row = O + (b * p.o.b + h * p.o.h + q * p.o.l);
   for (int d = lane; d < p.Dv; d += kSimd) {
     float sum = 0.0f;

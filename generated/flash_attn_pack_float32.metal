@@ -23,8 +23,9 @@ void flash_attn_pack_float32(
   int64_t from = 0;
   FLASHRT_UNROLL
   for (short axis = 3; axis >= 0; --axis) {
-    from += rest % p.shape[axis] * p.strides[axis];
-    rest /= p.shape[axis];
+    const int64_t outer = quotient(rest, p.shape[axis]);
+    from += (rest - outer * p.shape[axis]) * p.strides[axis];
+    rest = outer;
   }
   packed[index] = source[from];
 }

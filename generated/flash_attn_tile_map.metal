@@ -16,13 +16,14 @@ void flash_attn_tile_map(
     uint3 threadgroup_pos [[threadgroup_position_in_grid]], ushort lane [[thread_index_in_simdgroup]]) {
   const int64_t tile = p.first_tile + threadgroup_pos.x;
   const int q_tiles = ceil_div(p.qL, kMapTile), k_tiles = ceil_div(p.kL, kMapTile);
-  const int64_t head = tile / (int64_t(q_tiles) * k_tiles);
+  const int64_t per_head = int64_t(q_tiles) * k_tiles;
+  const int64_t head = quotient(tile, per_head);
   if (head >= int64_t(p.B) * p.H) {
     return;
   }
-  const int in_head = int(tile % (int64_t(q_tiles) * k_tiles));
-  const int i = in_head / k_tiles, j = in_head % k_tiles;
-  const int64_t b = head / p.H, h = head % p.H;
+  const int64_t in_head = tile - head * per_head;
+  const int i = int(quotient(in_head, k_tiles)), j = int(in_head - int64_t(i) * k_tiles);
+  const int64_t b = quotient(head, p.H), h = head - b * p.H;
   bool open = true;
   if (p.has_block != 0) {
     open = block_mask[b * p.block.b + h * p.block.h + i * p.block.q + j * p.block.k] != 0;

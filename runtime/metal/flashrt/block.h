@@ -40,6 +40,14 @@ METAL_FUNC Block block_of(constant AttnParams& p, uint3 threadgroup_pos, int hea
 /// ceil(a / b) for a >= 0.
 METAL_FUNC int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
+/// a / b for a >= 0 and b > 0. GPUs divide in software, and 64 bits cost several times what 32 do: mostly enough.
+METAL_FUNC int64_t quotient(int64_t a, int64_t b) {
+  if (((a | b) >> 32) == 0) {
+    return int64_t(uint32_t(a) / uint32_t(b));
+  }
+  return a / b;
+}
+
 /// Keys after a row's diagonal that stay visible; only read where do_causal or has_window.
 METAL_FUNC int right_reach(constant AttnParams& p) { return do_causal ? 0 : p.window_right; }
 
