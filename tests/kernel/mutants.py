@@ -90,8 +90,8 @@ MUTANTS = (
     Mutant(
         "segments compare",
         "scores.h",
-        "visible && terms.q_segments[q] == terms.k_segments[key]",
-        "visible && terms.q_segments[q] <= terms.k_segments[key]",
+        "same = terms.q_segments[q] == terms.k_segments[key];",
+        "same = terms.q_segments[q] <= terms.k_segments[key];",
         DKV,
         {"segments": True, "qL": 80, "kL": 80},
     ),
@@ -106,8 +106,8 @@ MUTANTS = (
     Mutant(
         "loader reads a row too many",
         "loader.h",
-        "if (row < n_rows) {",
-        "if (row <= n_rows) {",
+        "if (c / kChunks < n_rows) {",
+        "if (c / kChunks <= n_rows) {",
         FWD,
         RAGGED,
         r"out of bounds",
@@ -258,7 +258,7 @@ MUTANTS = (
     Mutant(
         "row without keys forgotten",
         "gradient.h",
-        "return lse == -metal::numeric_limits<float>::infinity() ? kNoKeysLse : lse;",
+        "return kNoKeysLse;",
         "return lse;",
         DKV,
         {"causal": True, "qL": 60, "kL": 33},

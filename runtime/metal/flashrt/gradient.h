@@ -8,7 +8,12 @@
 namespace flashrt {
 
 /// The LSE of a row as exp2 wants it: a row that saw no key (-inf) gives P = 0.
-METAL_FUNC float usable_lse(float lse) { return lse == -metal::numeric_limits<float>::infinity() ? kNoKeysLse : lse; }
+METAL_FUNC float usable_lse(float lse) {
+  if (lse == -metal::numeric_limits<float>::infinity()) {
+    return kNoKeysLse;
+  }
+  return lse;
+}
 
 /// LSE and delta of this lane's query rows. Rows past the last one repeat it; they are never stored.
 template <int TR>

@@ -13,20 +13,39 @@ struct Chunk {
   T v[16 / sizeof(T)];
 };
 
+/// Copies chunk c of a tile that is kChunks chunks wide.
+template <typename T, int kChunks, int LD>
+METAL_FUNC void copy_chunk(threadgroup T* tile, device const T* src, int64_t ld, int c) {
+  const int row = c / kChunks;
+  const int col = c % kChunks * int(16 / sizeof(T));
+  *((threadgroup Chunk<T>*)(tile + row * LD + col)) = *((device const Chunk<T>*)(src + row * ld + col));
+}
+
 /// tile[r][0..kCols) = src[r][0..kCols) for r < n_rows, zeros below: what lies outside an array never reaches a
 /// product.
 template <typename T, int kRows, int kCols, int LD, int kThreads>
 METAL_FUNC void stage_rows(threadgroup T* tile, device const T* src, int64_t ld, int n_rows, ushort thread_index) {
   constexpr int kPerChunk = 16 / sizeof(T);
   constexpr int kChunks = kCols / kPerChunk;
+  constexpr int kTotal = kRows * kChunks;
+  constexpr int kRounds = kTotal / kThreads;  // in which every thread has a chunk
   static_assert(kCols % kPerChunk == 0, "rows are whole chunks");
-  for (int c = thread_index; c < kRows * kChunks; c += kThreads) {
-    const int row = c / kChunks;
-    const int col = (c % kChunks) * kPerChunk;
-    threadgroup T* to = tile + row * LD + col;
-    if (row < n_rows) {
-      *((threadgroup Chunk<T>*)to) = *((device const Chunk<T>*)(src + row * ld + col));
+  if (n_rows >= kRows) {
+    // No row is missing, which is the same for all threads: without a branch among them, the loads overlap.
+    FLASHRT_UNROLL_4
+    for (short i = 0; i < kRounds; ++i) {
+      copy_chunk<T, kChunks, LD>(tile, src, ld, thread_index + i * kThreads);
+    }
+    if (thread_index < kTotal - kRounds * kThreads) {
+      copy_chunk<T, kChunks, LD>(tile, src, ld, thread_index + kRounds * kThreads);
+    }
+    return;
+  }
+  for (int c = thread_index; c < kTotal; c += kThreads) {
+    if (c / kChunks < n_rows) {
+      copy_chunk<T, kChunks, LD>(tile, src, ld, c);
     } else {
+      threadgroup T* to = tile + c / kChunks * LD + c % kChunks * kPerChunk;
       FLASHRT_UNROLL
       for (short e = 0; e < kPerChunk; ++e) {
         to[e] = T(0);

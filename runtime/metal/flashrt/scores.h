@@ -190,15 +190,19 @@ METAL_FUNC void apply_terms(thread Tile<TR, TC>& scores, thread const ScoreTerms
         if (has_window) {
           visible = visible && k >= diagonal - p.window_left;
         }
+        // Loads come before the && that would put them behind a branch.
         if (has_segments) {
-          visible = visible && terms.q_segments[q] == terms.k_segments[key];
+          const bool same = terms.q_segments[q] == terms.k_segments[key];
+          visible = visible && same;
         }
         if (has_block_mask && (BQ > kMapTile || BK > kMapTile)) {
-          visible = visible && terms.tile_map[q / kMapTile * p.tile_map.q + key / kMapTile * p.tile_map.k] != 0;
+          const bool open = terms.tile_map[q / kMapTile * p.tile_map.q + key / kMapTile * p.tile_map.k] != 0;
+          visible = visible && open;
         }
         if (has_mask) {
           float shift_log2 = 0.0f;
-          visible = read_mask(terms, p, q, key, shift_log2) && visible;
+          const bool open = read_mask(terms, p, q, key, shift_log2);
+          visible = visible && open;
           s = clamp_logit(s) + clamp_logit(shift_log2);
         }
         scores.frag[i * TC + j][e] = visible ? clamp_logit(s) : kMasked;
