@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,8 @@ from pathlib import Path
 from tests.emulator import toolchain
 from tests.emulator.rewrite import RewriteError, rewrite
 from tests.emulator.toolchain import RUNTIME_DIR, SHIM_DIR, Mode, ToolchainError
+
+FORGET_AFTER_S = 14 * 24 * 3600
 
 _INCLUDE = re.compile(rb"^[ \t]*#[ \t]*include[ \t]*[<\"]([^>\"]+)[>\"]", re.MULTILINE)
 
@@ -71,7 +74,7 @@ def _build_kernel(
     key = _digest(
         runtime.name,
         *flags,
-        str(source),
+        source.name,
         *_closure(source, tuple(folders)),
         _folder(SHIM_DIR),
         Path(__file__).with_name("rewrite.py").read_bytes(),
@@ -104,10 +107,12 @@ def _clang(*arguments: str) -> None:
 def _cached(path: Path, make: Callable[[Path, Path], None]) -> Path:
     """`path`, made at most once however many processes ask for it."""
     if path.exists():
+        os.utime(path)
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path.with_suffix(".lock")):
         if not path.exists():
+            _forget(path.parent)
             scratch = Path(tempfile.mkdtemp(prefix="build-", dir=path.parent))
             try:
                 out = scratch / path.name
@@ -116,6 +121,15 @@ def _cached(path: Path, make: Callable[[Path, Path], None]) -> Path:
             finally:
                 shutil.rmtree(scratch)
     return path
+
+
+def _forget(folder: Path) -> None:
+    """Remove what nobody has used for weeks: sources change, and their libraries pile up."""
+    oldest = time.time() - FORGET_AFTER_S
+    for path in folder.glob("*_*.*"):
+        with contextlib.suppress(FileNotFoundError):  # another process may do the same
+            if path.is_file() and path.stat().st_mtime < oldest:
+                path.unlink()
 
 
 @contextlib.contextmanager
@@ -155,4 +169,6 @@ def _closure(source: Path, folders: tuple[Path, ...]) -> list[bytes]:
                 if found.is_file():
                     pending.append(found.resolve())
                     break
-    return [part for path in sorted(seen) for part in (str(path).encode(), seen[path])]
+    # Names, not places: checkouts share what is the same in them.
+    files = sorted((path.name.encode(), content) for path, content in seen.items())
+    return [part for file in files for part in file]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import platform
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,6 +93,26 @@ def test_an_unchanged_project_compiles_nothing(
 
     monkeypatch.setattr(compile_module, "_clang", refuse)
     assert result(build(project), "one") == 41
+
+
+def test_the_same_text_elsewhere_is_not_compiled_again(project: Path, cache: Path) -> None:
+    build(project)
+    before = libraries(cache)
+    shutil.copytree(project, project / "copy")
+    assert result(build(project / "copy"), "one") == 41
+    assert libraries(cache) == before
+
+
+def test_what_was_long_not_used_is_forgotten(project: Path, cache: Path) -> None:
+    build(project)
+    old = cache / "emulator" / "old_fast_0123456789abcdef.so"
+    old.touch()
+    os.utime(old, (0, 0))
+    before = libraries(cache) - {old.name}
+    (project / "one.metal").write_text(KERNEL.format(name="one", add=77))
+    assert result(build(project), "one") == 117
+    assert not old.exists()
+    assert before < libraries(cache), "what was used of late is kept"
 
 
 def _build_in_process(project: Path, start: object, answers: object) -> None:
