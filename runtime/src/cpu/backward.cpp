@@ -20,6 +20,7 @@ constexpr int64_t kSuperBlockBytes = 512 << 10;
 // matter: it would change the order of sums.
 constexpr int64_t kTasksWanted = 16;
 constexpr int64_t kFewestSuperKeys = 128;
+constexpr int64_t kWidestVector = 16;  // floats
 
 void wait_for(const int32_t* value, int32_t wanted) {
   for (int spins = 0; __atomic_load_n(value, __ATOMIC_ACQUIRE) != wanted; ++spins)
@@ -55,8 +56,11 @@ BackwardMemory memory_of(BackwardJob& job, const MaskGradientJob& mask_job, cons
   memory.finished = round_to_line(job.geometry.kv_heads * 4);
   job.slot_count =
       static_cast<int32_t>(std::min<int64_t>(job.geometry.kv_heads, threads / std::max(1, job.super_blocks) + 2));
-  if (p.dtype != Dtype::float32 && job.tensors->d_q)
-    memory.dq_slots = round_to_line(job.slot_count * job.geometry.rows * p.D * 4);
+  job.slot_stride = (p.D + kWidestVector - 1) / kWidestVector * kWidestVector;
+  // f32 rows at even distances, in whole vectors, are summed in place.
+  const bool in_place = p.dtype == Dtype::float32 && job.geometry.group == 1 && job.slot_stride == p.D;
+  if (job.tensors->d_q && !in_place)
+    memory.dq_slots = round_to_line(job.slot_count * job.geometry.rows * job.slot_stride * 4);
   memory.per_thread = round_to_line(kernels.backward_scratch(job));
   if (job.tensors->d_mask)
     memory.per_thread = std::max(memory.per_thread, round_to_line(kernels.mask_gradient_scratch(mask_job)));

@@ -60,9 +60,10 @@ struct BackwardJob {
   int32_t super_keys;    ///< keys of a super-block, a multiple of kKeyTile
   int32_t super_blocks;  ///< per kv head
   int32_t* turns;        ///< [kv_heads][row_blocks]
-  float* dq_slots;       ///< 16-bit dtypes: f32 sums of dQ, [slot_count][rows][D]; null for f32
-  int32_t slot_count;    ///< kv head n uses slot n % slot_count once head n - slot_count is done
-  int32_t* finished;     ///< [kv_heads]: super-blocks that are done
+  float* dq_slots;       ///< f32 sums of dQ, [slot_count][rows][slot_stride]; null: dQ itself holds them
+  int64_t slot_stride;
+  int32_t slot_count;  ///< kv head n uses slot n % slot_count once head n - slot_count is done
+  int32_t* finished;   ///< [kv_heads]: super-blocks that are done
   void (*wait_for)(const int32_t* value, int32_t wanted);  ///< blocks until *value == wanted
 };
 

@@ -24,7 +24,6 @@ class BackwardSuperBlock {
     if (t_.d_q) k_ = arena.floats(job.super_keys * d_);
     if (t_.d_k) d_k_ = arena.floats(job.super_keys * d_);
     if (t_.d_v) d_v_ = arena.floats(job.super_keys * dv_);
-    if (t_.d_q) d_q_ = arena.floats(kRowBlock * d_);
   }
 
   void run(int64_t kv_head, int32_t super_block) {
@@ -37,7 +36,10 @@ class BackwardSuperBlock {
     const int64_t k_offset = batch * p_.k.b + kv * p_.k.h + begin_ * p_.k.l;
     k_rows_ = k_scores_.load(t_.k, k_offset, keys);
     v_rows_ = v_.load(t_.v, batch * p_.v.b + kv * p_.v.h + begin_ * p_.v.l, keys);
-    if (k_) load_keys(p_.dtype, t_.k, k_offset, p_.k.l, keys, p_.D, d_, k_);
+    if (k_) {
+      load_keys(p_.dtype, t_.k, k_offset, p_.k.l, keys, p_.D, d_, k_);
+      for (int64_t i = 0; i < keys * d_; i += kLanes) store(k_ + i, load(k_ + i) * p_.scale);
+    }
     if (d_k_) memset(d_k_, 0, static_cast<size_t>(keys * d_) * 4);
     if (d_v_) memset(d_v_, 0, static_cast<size_t>(keys * dv_) * 4);
 
@@ -49,8 +51,9 @@ class BackwardSuperBlock {
       const int32_t last = (range.end - 1) / job_.super_keys;
       if (super_block < first || super_block > last) continue;
       tile_.start(batch, kv * g_.group, block);
-      const bool visible = add_row_block(range);
-      if (t_.d_q) add_dq(block, visible, super_block == first, super_block == last);
+      if (t_.d_q) open_dq(block, super_block == first);
+      add_row_block(range);
+      if (t_.d_q) close_dq(block, super_block == last);
     }
 
     for (int64_t k = begin_; k < end_; ++k) {
@@ -64,26 +67,21 @@ class BackwardSuperBlock {
   }
 
  private:
-  /// False when every tile was hidden; dQ's part is then zero and d_q_ undefined.
-  bool add_row_block(const KeyRange& range) {
+  void add_row_block(const KeyRange& range) {
     const Rows& rows = tile_.rows();
-    bool visible = false;
+    bool loaded = false;
     const int64_t first = max_of<int64_t>(begin_, range.begin / kKeyTile * kKeyTile);
     const int64_t last = min_of<int64_t>(end_, range.end);
     for (int64_t key = first; key < last; key += kKeyTile) {
       const int64_t key_end = min_of<int64_t>(key + kKeyTile, last);
       TileMask mask;
       if (!tile_.masker().classify(rows, key, key_end, mask)) continue;
-      if (!visible) {
-        tile_.load_operands();
-        if (d_q_) memset(d_q_, 0, static_cast<size_t>(rows.count * d_) * 4);
-        visible = true;
-      }
+      if (!loaded) tile_.load_operands();
+      loaded = true;
       tile_.each_part(mask, key, key_end, [&](int32_t begin, int32_t end, int lane, int lane_end) {
         add_part(mask, key, begin, end, lane, lane_end);
       });
     }
-    return visible;
   }
 
   void add_part(const TileMask& mask, int32_t tile, int32_t begin, int32_t end, int lane, int lane_end) {
@@ -93,46 +91,41 @@ class BackwardSuperBlock {
     if (d_v_)
       gemm<A::by_rows, C::add>(keys, dv_, rows, tile_.p() + lane, kRowBlock, tile_.d_o() + lane * dv_, dv_,
                                d_v_ + (begin - begin_) * dv_, dv_);
-    if (!d_k_ && !d_q_) return;
+    if (!d_k_ && !k_) return;
     tile_.score_gradients(begin, end, lane, lane_end, v_rows_, begin_);
     tile_.through_softcap(keys, lane, lane_end);
     if (d_k_)
       gemm<A::by_rows, C::add>(keys, d_, rows, tile_.d_s() + lane, kRowBlock, tile_.q() + lane * d_, d_,
                                d_k_ + (begin - begin_) * d_, d_);
-    if (d_q_)
+    if (k_)
       gemm<A::by_columns, C::add>(rows, d_, keys, tile_.d_s() + lane, kRowBlock, k_ + (begin - begin_) * d_, d_,
-                                  d_q_ + lane * d_, d_);
+                                  d_q_ + lane * d_q_ld_, d_q_ld_);
   }
 
-  /// Adds this super-block's part of dQ when its turn has come.
-  void add_dq(int64_t block, bool visible, bool is_first, bool is_last) {
+  /// Waits until this super-block's turn to add to the block's dQ, and finds where to add.
+  void open_dq(int64_t block, bool is_first) {
     const Rows& rows = tile_.rows();
-    int32_t* turn = job_.turns + kv_head_ * g_.row_blocks + block;
-    float* slot = nullptr;
     if (job_.dq_slots) {
       if (kv_head_ >= job_.slot_count) job_.wait_for(job_.finished + kv_head_ - job_.slot_count, job_.super_blocks);
-      slot = job_.dq_slots + (kv_head_ % job_.slot_count * g_.rows + block * kRowBlock) * p_.D;
+      d_q_ld_ = job_.slot_stride;
+      d_q_ = job_.dq_slots + (kv_head_ % job_.slot_count * g_.rows + block * kRowBlock) * d_q_ld_;
+    } else {
+      d_q_ld_ = p_.d_q.l;
+      d_q_ = static_cast<float*>(t_.d_q) + rows.offset(p_.d_q, 0);
     }
-    if (!is_first) job_.wait_for(turn, super_block_);
-    if (!visible) memset(d_q_, 0, static_cast<size_t>(rows.count * d_) * 4);
-    for (int l = 0; l < rows.count; ++l) {
-      float* part = d_q_ + l * d_;
-      const int64_t offset = rows.offset(p_.d_q, l);
-      if (!slot) {
-        float* out = static_cast<float*>(t_.d_q) + offset;
-        for (int64_t c = 0; c < p_.D; ++c) out[c] = (is_first ? 0.0f : out[c]) + part[c] * p_.scale;
-        continue;
-      }
-      float* sum = slot + l * p_.D;
-      if (!is_first)
-        for (int64_t c = 0; c < p_.D; ++c) part[c] += sum[c];
-      if (is_last) {
-        store_row(p_.dtype, part, p_.D, p_.scale, t_.d_q, offset);
-      } else {
-        memcpy(sum, part, static_cast<size_t>(p_.D) * 4);
-      }
+    if (!is_first) {
+      job_.wait_for(job_.turns + kv_head_ * g_.row_blocks + block, super_block_);
+      return;
     }
-    __atomic_store_n(turn, super_block_ + 1, __ATOMIC_RELEASE);
+    for (int l = 0; l < rows.count; ++l) memset(d_q_ + l * d_q_ld_, 0, static_cast<size_t>(d_) * 4);
+  }
+
+  void close_dq(int64_t block, bool is_last) {
+    const Rows& rows = tile_.rows();
+    if (is_last && job_.dq_slots)
+      for (int l = 0; l < rows.count; ++l)
+        store_row(p_.dtype, d_q_ + l * d_q_ld_, p_.D, 1.0f, t_.d_q, rows.offset(p_.d_q, l));
+    __atomic_store_n(job_.turns + kv_head_ * g_.row_blocks + block, super_block_ + 1, __ATOMIC_RELEASE);
   }
 
   const BackwardJob& job_;
@@ -145,9 +138,10 @@ class BackwardSuperBlock {
   int64_t kv_head_ = 0, begin_ = 0, end_ = 0;
   int32_t super_block_ = 0;
   KeyRows k_rows_{}, v_rows_{};            // of this super-block, for S and dP
-  float* k_ = nullptr;                     // [key][d_] for dQ
+  float* k_ = nullptr;                     // [key][d_] for dQ, scaled
   float *d_k_ = nullptr, *d_v_ = nullptr;  // [key][d_], [key][dv_]; null when not wanted, like the others
-  float* d_q_ = nullptr;                   // [row][d_]
+  float* d_q_ = nullptr;                   // [row][d_q_ld_], the sum over the super-blocks so far
+  int64_t d_q_ld_ = 0;
 };
 
 inline int64_t backward_scratch(const BackwardJob& job) {

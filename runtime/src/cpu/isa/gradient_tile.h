@@ -19,8 +19,10 @@ class GradientTile {
         d_o_t_(p.dtype, p.Dv, arena) {
     d_ = round_up(p.D, kLanes);
     dv_ = round_up(p.Dv, kLanes);
-    q_ = arena.floats(kRowBlock * d_);
-    d_o_ = arena.floats(kRowBlock * dv_);
+    // f32 rows that follow each other are read in place.
+    const bool even = p.dtype == Dtype::float32 && g.group == 1;
+    if (!(even && p.q.l == d_ && p.D == d_)) q_copy_ = arena.floats(kRowBlock * d_);
+    if (!(even && p.d_o.l == dv_ && p.Dv == dv_)) d_o_copy_ = arena.floats(kRowBlock * dv_);
     p_t_ = arena.floats(kKeyTile * kRowBlock);
     d_s_t_ = arena.floats(kKeyTile * kRowBlock);
     if (p.softcap > 0.0f) slope_ = arena.floats(kKeyTile * kRowBlock);
@@ -39,8 +41,8 @@ class GradientTile {
 
   /// Loads the operands of the rows; done late, as rows without a visible tile need none.
   void load_operands() {
-    load_rows(rows_, p_.dtype, t_.q, p_.q, p_.D, d_, q_);
-    load_rows(rows_, p_.dtype, t_.d_o, p_.d_o, p_.Dv, dv_, d_o_);
+    q_ = rows_of(t_.q, p_.q, p_.D, d_, q_copy_);
+    d_o_ = rows_of(t_.d_o, p_.d_o, p_.Dv, dv_, d_o_copy_);
     q_t_.load(rows_, t_.q, p_.q, query_factor(p_), q_, d_);
     d_o_t_.load(rows_, t_.d_o, p_.d_o, 1.0f, d_o_, dv_);
     for (int l = 0; l < rows_.padded; ++l) {
@@ -104,6 +106,12 @@ class GradientTile {
   }
 
  private:
+  const float* rows_of(const void* base, const Strides3& strides, int64_t columns, int64_t ld, float* copy) const {
+    if (!copy) return static_cast<const float*>(base) + rows_.offset(strides, 0);
+    load_rows(rows_, p_.dtype, base, strides, columns, ld, copy);
+    return copy;
+  }
+
   const Problem& p_;
   const Tensors& t_;
   const Geometry& g_;
@@ -111,7 +119,8 @@ class GradientTile {
   Masker masker_;
   RowOperand q_t_, d_o_t_;
   int64_t d_ = 0, dv_ = 0;
-  float *q_ = nullptr, *d_o_ = nullptr;
+  const float *q_ = nullptr, *d_o_ = nullptr;      // [row][d_], [row][dv_]
+  float *q_copy_ = nullptr, *d_o_copy_ = nullptr;  // where they have to be f32 or padded first
   float *p_t_ = nullptr, *d_s_t_ = nullptr, *slope_ = nullptr;
   Rows rows_;
   float lse_[kRowBlock];
