@@ -10,10 +10,15 @@ import mlx.core as mx
 
 from flashrt import _C, _env
 from flashrt._call import Call, check, check_flag, check_impl
-from flashrt._route import Decision, Route, current_target, decide
+from flashrt._pieces import cut, join, pieces_of
+from flashrt._route import Decision, Device, Route, current_target, decide, metal_architecture
+from flashrt._work import predicted_ms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from flashrt._env import Settings
+    from flashrt._route import Target
 
     Impl = Literal["auto", "kernel", "mlx", "reference"]
     Mask = mx.array | Literal["causal"] | None
@@ -177,11 +182,12 @@ def on(stream: StreamOrDevice) -> contextlib.AbstractContextManager[object]:
 def run(call: Call, impl: str, *, wants_lse: bool) -> tuple[mx.array, mx.array | None]:
     """Route a checked call and build its graph."""
     settings = _env.settings()
-    decision = decide(call, impl, settings, current_target(settings), wants_lse=wants_lse)
+    target = current_target(settings)
+    decision = decide(call, impl, settings, target, wants_lse=wants_lse)
     if settings.verbose:
         _report(call, decision)
     if decision.route is Route.KERNEL:
-        o, lse2 = _C.attention(*call.operands(), *call.options(), wants_lse)
+        o, lse2 = _kernels(call, settings, target, wants_lse)
         return o, lse2 * _LN2 if wants_lse else None
     if decision.route is Route.COMPOSED:
         o, lse = _C.composed(*call.operands(), *call.options(), wants_lse)
@@ -196,6 +202,29 @@ def run(call: Call, impl: str, *, wants_lse: bool) -> tuple[mx.array, mx.array |
         sinks=None if sinks is None else sinks.astype(call.q.dtype),
     )
     return o, None
+
+
+def _kernels(
+    call: Call, settings: Settings, target: Target, wants_lse: bool
+) -> tuple[mx.array, mx.array]:
+    """Own kernels: O and the log2-domain LSE."""
+    batches, heads = 1, 1
+    if target.device is Device.METAL:
+        milliseconds = predicted_ms(call, metal_architecture())
+        batches, heads = pieces_of(call, milliseconds, settings.max_buffer_ms)
+    if batches == heads == 1:
+        return _C.attention(*call.operands(), *call.options(), wants_lse)
+    return in_pieces(call, batches, heads, wants_lse)
+
+
+def in_pieces(call: Call, batches: int, heads: int, wants_lse: bool) -> tuple[mx.array, mx.array]:
+    """Run a call as ``batches`` x ``heads`` primitives."""
+    done = [
+        [_C.attention(*piece.operands(), *piece.options(), wants_lse) for piece in row]
+        for row in cut(call, batches, heads)
+    ]
+    outputs = join([[o for o, _ in row] for row in done])
+    return outputs, join([[lse for _, lse in row] for row in done])
 
 
 _reported: set[tuple[object, ...]] = set()

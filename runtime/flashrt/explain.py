@@ -9,6 +9,7 @@ import mlx.core as mx
 from flashrt import _C, _env
 from flashrt._call import check, check_flag, check_impl, dtype_name
 from flashrt._errors import UnsupportedError
+from flashrt._pieces import pieces_of
 from flashrt._route import (
     MAX_HEAD_DIM,
     Device,
@@ -20,6 +21,7 @@ from flashrt._route import (
     metal_architecture,
     metal_kernels,
 )
+from flashrt._work import predicted_ms, visible_pairs
 from flashrt.attention import on
 
 if TYPE_CHECKING:
@@ -38,7 +40,8 @@ class Explanation(dict[str, Any]):
     Entries: ``route`` and ``reason``; ``device``; ``problem``; ``flops`` and ``bytes`` of forward
     and backward (the products alone, and operands plus results alone); ``forward`` and
     ``backward``, each with ``kernels`` (name, tiles, constants that are on, grid, group) and
-    ``scratch_bytes``.
+    ``scratch_bytes``. For a Mac's GPU also ``predicted_ms`` of both, and ``pieces``: the parts
+    that batches and key heads are cut into to bound the time of a command buffer.
     """
 
     def __str__(self) -> str:
@@ -48,6 +51,10 @@ class Explanation(dict[str, Any]):
         yield f"route     {self['route']}: {self['reason']}"
         yield "device    " + _pairs(self["device"])
         yield "problem   " + _pairs(self["problem"])
+        if "predicted_ms" in self:
+            times = {name: f"{ms:.3g} ms" for name, ms in self["predicted_ms"].items()}
+            batches, heads = self["pieces"]
+            yield f"predicted {_pairs(times)}, in {batches} x {heads} pieces"
         for name in ("forward", "backward"):
             part = self[name]
             work = f"{self['flops'][name] / 1e9:.3g} GFLOP"
@@ -122,6 +129,11 @@ def explain(
         decision = decide(call, impl, settings, target, wants_lse=wants_lse)
         info, forward, backward = _describe(call, decision.route, target, architecture, wants_lse)
     pairs = visible_pairs(call)
+    extra: dict[str, Any] = {}
+    if decision.route is Route.KERNEL and architecture is not None:
+        milliseconds = predicted_ms(call, architecture)
+        pieces = pieces_of(call, milliseconds, settings.max_buffer_ms)
+        extra = {"predicted_ms": milliseconds, "pieces": pieces}
     return Explanation(
         route=str(decision.route),
         reason=decision.reason,
@@ -131,6 +143,7 @@ def explain(
         bytes=_bytes(call),
         forward=forward,
         backward=backward,
+        **extra,
     )
 
 
@@ -158,31 +171,6 @@ def supported() -> dict[str, Any]:
         ],
         "devices": ["cpu", *(["metal"] if mx.metal.is_available() else [])],
     }
-
-
-def visible_pairs(call: Call) -> int:
-    """Count the (row, key) pairs of one head that causal and window leave; arrays are not read."""
-    qL, kL = call.shape[3:5]
-    offset = kL - qL
-    right = call.window_right if call.window_right >= 0 else kL + qL
-    if call.causal:
-        right = min(right, 0)
-    left = call.window_left if call.window_left >= 0 else kL + qL
-
-    def keys_before(shift: int) -> int:
-        """Sum over rows i of the number of keys j < i + shift."""
-        return _ramp(qL + shift, kL) - _ramp(shift, kL)
-
-    return max(keys_before(offset + right + 1) - keys_before(offset - left), 0)
-
-
-def _ramp(n: int, top: int) -> int:
-    """Sum of min(t, top) over 0 <= t < n."""
-    if n <= 0:
-        return 0
-    if n <= top:
-        return n * (n - 1) // 2
-    return top * (top - 1) // 2 + (n - top) * top
 
 
 def _problem(call: Call) -> dict[str, Any]:
