@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
@@ -52,7 +52,7 @@ def cut(call: Call, batches: int, heads: int) -> list[list[Call]]:
         edges = head_edges if x.shape[head_axis] == Hk else query_edges
         return [list(mx.split(row, edges, head_axis)) for row in by_batch]
 
-    named = {
+    named: dict[str, Any] = {
         **{name: parts(getattr(call, name), 1) for name in ("q", "k", "v")},
         **{name: parts(getattr(call, name), 1) for name in ("mask", "block_mask", "alibi_slopes")},
         **{name: parts(getattr(call, name), None) for name in ("q_segments", "k_segments")},
