@@ -44,14 +44,18 @@ def build_runtime(mode: Mode) -> Path:
     """Build what all kernels of a mode share: a library, or the program that asan mode runs."""
     flags = [*toolchain.COMMON_FLAGS, *toolchain.MODE_RUNTIME_FLAGS[mode]]
     sources = [RUNTIME_DIR / f"{name}.cpp" for name in toolchain.RUNTIME_SOURCES[mode]]
-    key = _digest(toolchain.compiler().version, *flags, *map(str, sources), _folder(RUNTIME_DIR))
+    key = _digest(
+        toolchain.compiler().version, *flags, *(s.name for s in sources), _folder(RUNTIME_DIR)
+    )
 
     def compile_to(out: Path, scratch: Path) -> None:
         objects = [scratch / f"{source.stem}.o" for source in sources]
         with ThreadPoolExecutor(max(1, os.cpu_count() or 1)) as pool:
             list(
                 pool.map(
-                    lambda pair: _clang(*flags, "-c", str(pair[0]), "-o", str(pair[1])),
+                    lambda pair: _clang(
+                        *flags, toolchain.OWN_MAP, "-c", str(pair[0]), "-o", str(pair[1])
+                    ),
                     zip(sources, objects, strict=True),
                 )
             )
@@ -94,7 +98,7 @@ def _build_kernel(
         if mode != "asan":  # there the program brings the runtime
             link += [str(runtime), f"-Wl,-rpath,{runtime.parent}"]
         shim = ["-include", str(SHIM_DIR / "msl.h")]
-        _clang(*flags, *shim, str(cpp), *link, "-o", str(out))
+        _clang(*flags, toolchain.OWN_MAP, *shim, str(cpp), *link, "-o", str(out))
 
     name = f"{source.stem}_{mode}_{key[:16]}.so"
     return _cached(toolchain.cache_dir() / "emulator" / name, compile_to)

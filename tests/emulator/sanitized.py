@@ -16,6 +16,7 @@ from typing import Any
 import numpy.typing as npt
 
 from tests.emulator import native, toolchain
+from tests.emulator.symbols import is_own
 
 _SUMMARY = re.compile(r"(?:ERROR: AddressSanitizer: |runtime error: )(.*)")
 _FRAME = re.compile(r"^\s*#\d+ 0x[0-9a-f]+ (?:in .*? )?(/[^\s:]+):(\d+)", re.MULTILINE)
@@ -88,8 +89,7 @@ def _place(text: str) -> str:
     for match in found:
         path = Path(match.group(1))
         place = f"{path.name}:{match.group(2)}"
-        mine = any(folder in path.parents for folder in (toolchain.SHIM_DIR, toolchain.RUNTIME_DIR))
-        mine = mine or "compiler-rt" in path.parts
+        mine = is_own(path) or "compiler-rt" in path.parts
         if not mine and place not in places:
             places.append(place)
     return " < ".join(places) or "?"

@@ -23,6 +23,11 @@ class Place:
 NOWHERE = Place("?", ())
 
 
+def is_own(path: Path) -> bool:
+    """Whether a file is the emulator's own; kernels beside it, its fixtures, are not."""
+    return {toolchain.OWN / "shim", toolchain.OWN / "runtime"} & set(path.parents) != set()
+
+
 def places(library: Path, offsets: Sequence[int]) -> dict[int, Place]:
     """Where in the source the code at these offsets comes from."""
     unique = sorted(set(offsets))
@@ -44,7 +49,7 @@ def _place(offset: int, frames: Sequence[dict[str, Any]]) -> Place:
     names: list[str] = []
     for frame in frames:
         path, line = Path(frame["FileName"]), int(frame["Line"])
-        if toolchain.SHIM_DIR in path.parents or not line:
+        if is_own(path) or not line:
             continue
         exact.append((str(path), line, int(frame.get("Column", 0))))
         name = f"{path.name}:{line}"

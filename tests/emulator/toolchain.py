@@ -18,6 +18,11 @@ HERE = Path(__file__).parent
 RUNTIME_DIR = HERE / "runtime"
 SHIM_DIR = HERE / "shim"
 
+# The emulator's own files in debug information: libraries are shared between checkouts, and frames
+# of these are left out of reports.
+OWN = Path("/flashrt-emulator")
+OWN_MAP = f"-ffile-prefix-map={HERE}={OWN}"
+
 # What the preprocessor plays: an MSL 3.1 compiler, whose headers are the shim's.
 PREPROCESS_FLAGS = ("-E", "-x", "c++", "-std=c++17", "-D__METAL__", "-D__METAL_VERSION__=310")
 
