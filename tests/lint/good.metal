@@ -72,14 +72,11 @@ METAL_FUNC float row_max(float x) {
 }
 
 [[kernel, max_total_threads_per_threadgroup(kThreads)]]
-void good(
-    device const bfloat* x [[buffer(kBufX)]],
-    device float* out [[buffer(kBufOut)]],
-    constant Params& params [[buffer(kBufParams)]],
-    device const float* bias [[buffer(kBufBias), function_constant(has_bias)]],
-    uint3 group [[threadgroup_position_in_grid]],
-    ushort simd [[simdgroup_index_in_threadgroup]],
-    ushort lane [[thread_index_in_simdgroup]]) {
+void good(device const bfloat* x [[buffer(kBufX)]], device float* out [[buffer(kBufOut)]],
+          constant Params& params [[buffer(kBufParams)]],
+          device const float* bias [[buffer(kBufBias), function_constant(has_bias)]],
+          uint3 group [[threadgroup_position_in_grid]], ushort simd [[simdgroup_index_in_threadgroup]],
+          ushort lane [[thread_index_in_simdgroup]]) {
   threadgroup bfloat tile[4 * kTile];
   const ushort thread_index = simd * 32 + lane;
   stage(tile, x + int64_t(group.x) * params.stride, params.n, thread_index);
