@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 
 DEPTHS = ("quick", "ci", "full")
-EXAMPLES = {"quick": 150, "ci": 1000, "full": 10000}  # of every property
+EXAMPLES = {"quick": 150, "ci": 400, "full": 10000}  # of every property
 NEEDED = {"slow": "ci", "exhaustive": "full"}  # marker -> depth at which a test runs
 depth_key = pytest.StashKey[str]()
 

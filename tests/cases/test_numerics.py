@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import flashrt
 from tests import reference as ref
-from tests.cases.support import agree, call, finite, normal, qkv, to_mx
+from tests.cases.support import agree, call, finite, from_mx, normal, qkv, to_mx
 
 MIN = np.finfo(np.float32).min
 
@@ -113,3 +114,15 @@ def test_A08_masked_keys_with_the_largest_logits(dtype: str) -> None:
     got = agree(ref.narrow(q, dtype), ref.narrow(k, dtype), v, mask=mask)
     finite(got)
     assert not got.dk[:, :, ::7].any()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_query_that_is_not_finite_spoils_its_own_row_alone(value: float, causal: bool) -> None:
+    q, k, v = qkv("float32", 1, 2, 2, 40, 40, 64)
+    good = from_mx(flashrt.attention(*map(to_mx, (q, k, v)), causal=causal, impl="kernel"))
+    q[:, :, 7, 3] = value
+    got = from_mx(flashrt.attention(*map(to_mx, (q, k, v)), causal=causal, impl="kernel"))
+    others = np.arange(40) != 7
+    np.testing.assert_array_equal(got[:, :, others], good[:, :, others])
+    assert np.isnan(got[:, :, 7]).all() or not np.isnan(value)

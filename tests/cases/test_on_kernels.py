@@ -371,3 +371,17 @@ def test_A70_same_bits_every_time(kind: str) -> None:
     for again in runs[1:]:
         for name, array in runs[0].items():
             assert array.tobytes() == again[name].tobytes(), name
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_query_that_is_not_finite_spoils_its_own_row_alone(dtype: str) -> None:
+    fwd = kernel("fwd", dtype, 64)
+    p = Problem(dtype, 64, 64, qL=40, kL=72, causal=True)
+    good = launch.forward(launch.Run(), fwd, p, make_tensors(p)).arrays["o"].copy()
+    for value in (np.nan, np.inf, -np.inf):
+        t = make_tensors(p)
+        t.q[:, :, 7, 3] = value
+        got = launch.forward(launch.Run(), fwd, p, t).arrays["o"]
+        others = np.arange(40) != 7
+        np.testing.assert_array_equal(got[:, :, others], good[:, :, others])
+        assert np.isnan(got[:, :, 7]).all() or not np.isnan(value)
