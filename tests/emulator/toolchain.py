@@ -124,9 +124,10 @@ def compiler() -> Compiler:
 
 @functools.cache
 def cache_dir() -> Path:
-    """$FLASHRT_CACHE_DIR, or flashrt's folder in the user's cache."""
-    root = os.environ.get("FLASHRT_CACHE_DIR")
-    path = Path(root) if root else Path.home() / ".cache" / "flashrt"
+    """Where compiled kernels and headers are kept, in the user's cache."""
+    # No variable of our own: the package refuses names with FLASHRT_ that it does not read.
+    root = os.environ.get("XDG_CACHE_HOME")
+    path = (Path(root) if root else Path.home() / ".cache") / "flashrt"
     path.mkdir(parents=True, exist_ok=True)
     return path
 

@@ -28,13 +28,13 @@ kernel void {name}(device int* out [[buffer(0)]]) {{ out[0] = value() + {add}; }
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache for the whole file: the runtime is compiled once."""
-    return tmp_path_factory.mktemp("cache")
+    return tmp_path_factory.mktemp("cache") / "flashrt"
 
 
 @pytest.fixture
 def project(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Two kernels that share a header."""
-    monkeypatch.setenv("FLASHRT_CACHE_DIR", str(cache))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent))
     toolchain.cache_dir.cache_clear()
     (tmp_path / "include" / "lib").mkdir(parents=True)
     write_header(tmp_path, 40)
