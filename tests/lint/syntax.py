@@ -13,6 +13,8 @@ _OPENCL_WORDS = frozenset(
     "ndrange_t clk_event_t reserve_id_t pipe half16 float16 float8 half8 int8 int16".split()
 )
 
+_LAST_BUFFER = 30  # of a compute kernel's argument table: 31 buffers on every GPU family
+
 
 def enumerators(files: Mapping[str, Sequence[Token]]) -> dict[str, int]:
     """Return every `name = integer` followed by a comma or brace: the buffer indices of abi.h."""
@@ -116,6 +118,13 @@ def _kernel_parameters(
                             attribute.line,
                             "buffer-index",
                             f"`{argument}` of `{name}` is no integer or enumerator",
+                        )
+                    elif index > _LAST_BUFFER:
+                        yield Finding(
+                            path,
+                            attribute.line,
+                            "buffer-index",
+                            f"`{name}` takes buffer {index}; Metal has 0 to {_LAST_BUFFER}",
                         )
                     elif index in used:
                         yield Finding(
