@@ -270,6 +270,23 @@ def test_the_device_table_is_whole() -> None:
     assert [row[:2] for row in rows] == [(g, c) for g in range(13, 18) for c in "pgsd"]
 
 
+@pytest.mark.parametrize("name", ["d_q", "d_k", "d_v"])
+def test_an_unwanted_gradient_goes_to_scratch_memory(name: str) -> None:
+    """Its strides in the problem mean nothing then."""
+    width = 64
+    changes = FEATURES["f32 mask"] | {name: (10**12, 10**11, 10**10)}
+    mask = {"d_mask": True, "d_mask_strides": (36400, 9100, 130, 1)}
+    made = plan(changes, kind="backward", **mask, **{name: False})
+    (launch,) = launches_of(made, "bwd_dq" if name == "d_q" else "bwd_dkv")
+    bound = {index: buffer for index, buffer, _ in launch["bindings"]}
+    buffer = bound[slot(name.replace("_", "").upper())]
+    heads, length = (4, 70) if name == "d_q" else (2, 130)
+    strides = getattr(fields(launch, "AttnParams"), name)
+    row = (heads * length * width, length * width, width)
+    assert (strides.b, strides.h, strides.l) == row
+    assert made["temporaries"][buffer] == (name, 2 * heads * length * width * 2)
+
+
 def test_heads_that_share_a_mask_gradient_take_turns() -> None:
     """The kernel adds to it without atomics."""
     for case in (case for case in CASES if case.name.startswith("mask gradient")):

@@ -121,6 +121,7 @@ CALLS = [
     Call("128, softcap", dtype="float16", D=128, Dv=128, options={"softcap": 3.0}),
     Call("128, split", dtype="bfloat16", D=128, Dv=128, n_splits=3),
     Call("MLA", dtype="bfloat16", D=192, Dv=128, options={"causal": True}, layout="blhd"),
+    Call("MLA, split", dtype="bfloat16", D=192, Dv=128, n_splits=2, gradients="blhd"),
     Call("256", D=256, Dv=256, Hk=1, options={"causal": True}),
     Call("256 in float32", dtype="float32", D=256, Dv=256, B=1, n_splits=2),
     Call("80", dtype="bfloat16", D=80, Dv=80),
