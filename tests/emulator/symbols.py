@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,15 @@ def is_own(path: Path) -> bool:
     return {toolchain.OWN / "shim", toolchain.OWN / "runtime"} & set(path.parents) != set()
 
 
-def places(library: Path, offsets: Sequence[int]) -> dict[int, Place]:
+_known: dict[Path, dict[int, Place]] = {}  # a tool has to be run for what is not in it
+
+
+def places(library: Path, offsets: Sequence[int]) -> Mapping[int, Place]:
     """Where in the source the code at these offsets comes from."""
-    unique = sorted(set(offsets))
+    known = _known.setdefault(library, {})
+    unique = sorted(set(offsets) - known.keys())
     if not unique:
-        return {}
+        return known
     tool = shutil.which("llvm-symbolizer-19") or shutil.which("llvm-symbolizer")
     if tool is None:
         raise toolchain.ToolchainError("llvm-symbolizer is missing; it is part of llvm-19")
@@ -41,7 +45,8 @@ def places(library: Path, offsets: Sequence[int]) -> dict[int, Place]:
     text = toolchain.run([*command, *(hex(offset) for offset in unique)])
     answers = json.loads(text) if text.lstrip().startswith("[") else [json.loads(text)]
     found = zip(unique, answers, strict=True)
-    return {offset: _place(offset, answer.get("Symbol", [])) for offset, answer in found}
+    known.update((offset, _place(offset, answer.get("Symbol", []))) for offset, answer in found)
+    return known
 
 
 def _place(offset: int, frames: Sequence[dict[str, Any]]) -> Place:
