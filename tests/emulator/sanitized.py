@@ -19,8 +19,8 @@ from tests.emulator import native, toolchain
 from tests.emulator.symbols import is_own
 
 _SUMMARY = re.compile(r"(?:ERROR: AddressSanitizer: |runtime error: )(.*)")
-_FRAME = re.compile(r"^\s*#\d+ 0x[0-9a-f]+ (?:in .*? )?(/[^\s:]+):(\d+)", re.MULTILINE)
-_ERROR_PLACE = re.compile(r"^(/[^\s:]+):(\d+):\d+: runtime error:", re.MULTILINE)
+_FRAME = re.compile(r"^\s*#\d+ 0x[0-9a-f]+ in [^/\n]*(/[^\n]*?):(\d+)(?::\d+)?$", re.MULTILINE)
+_ERROR_PLACE = re.compile(r"^(/[^\n]*?):(\d+):\d+: runtime error:", re.MULTILINE)
 
 
 class SanitizerReport(Exception):

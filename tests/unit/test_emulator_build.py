@@ -156,6 +156,26 @@ def test_compile_errors_name_the_source(project: Path) -> None:
         build(project)
 
 
+@pytest.mark.parametrize("mode", ["trace", "asan"])
+def test_names_may_have_spaces(
+    mode: toolchain.Mode, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHRT_CACHE_DIR", str(cache / "a cache"))
+    toolchain.cache_dir.cache_clear()
+    folder = tmp_path / "a checkout"
+    (folder / "include" / "lib").mkdir(parents=True)
+    write_header(folder, 40)
+    (folder / "one.metal").write_text(KERNEL.format(name="one", add="out[1]"))
+    library = emulator.build([folder / "one.metal"], mode=mode, include=[folder / "include"])
+    out = np.full(2, 2, np.int32)
+    arguments = {"grid": (1, 1, 1), "group": (1, 1, 1)}
+    library.launch("one", **arguments, buffers={0: out})
+    assert out.tolist() == [42, 2]
+    with pytest.raises(emulator.EmulatorError, match=r"one\.metal:3"):
+        library.launch("one", **arguments, buffers={0: out[:1].copy()})
+    toolchain.cache_dir.cache_clear()
+
+
 def test_lines_stay_where_they_are() -> None:
     text = (
         "constant bool on\n  [[function_constant(3)]];\n"
