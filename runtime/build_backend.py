@@ -15,8 +15,20 @@ from pathlib import Path
 from setuptools import Extension
 from setuptools.build_meta import *  # noqa: F403  (the hooks of PEP 517 and PEP 660)
 from setuptools.command.build_ext import build_ext
+from setuptools.command.sdist import sdist
 
 ROOT = Path(__file__).resolve().parent.parent
+# What the build reads beyond the Python package.
+SOURCES = ("runtime/build_backend.py", "runtime/src/**/*", "runtime/metal/**/*", "generated/*")
+
+
+class SourceDistribution(sdist):
+    """Packs what CMake reads, so that an sdist builds."""
+
+    def make_distribution(self) -> None:
+        found = [path for pattern in ("CMakeLists.txt", *SOURCES) for path in ROOT.glob(pattern)]
+        self.filelist.extend(str(path.relative_to(ROOT)) for path in found if path.is_file())
+        super().make_distribution()
 
 
 class CMakeBuild(build_ext):
