@@ -3,8 +3,8 @@
 macOS ends a command buffer that keeps the GPU for seconds, and until it is over the screen waits.
 MLX commits between primitives, never inside one: so a call whose predicted time passes the budget
 becomes several primitives, each with some of the batches and key heads. These share nothing, so
-every piece has the same bits as in the whole, forward and backward. One key head of one batch is
-the least that a piece can be.
+every piece has the same bits as in the whole, forward and backward. Where one key head of one batch
+is still too much, each piece is cut on into ranges of queries, and of keys in the backward.
 """
 
 from __future__ import annotations
@@ -32,6 +32,17 @@ def pieces_of(
     wanted = max(1, math.ceil(max(milliseconds.values()) / budget))
     batches = max(1, min(B, wanted))
     return batches, max(1, min(Hk, math.ceil(wanted / batches)))
+
+
+def ranges_of(call: Call, milliseconds: Mapping[str, float], budget_ms: float | None) -> int:
+    """Into how many ranges a piece is cut when batches and key heads alone do not do."""
+    B, _, Hk, *_ = call.shape
+    budget = DEFAULT_BUDGET_MS if budget_ms is None else budget_ms
+    least = max(B * Hk, 1)
+    if max(milliseconds.values()) / least <= budget:
+        return 1
+    # Cut, the backward takes a primitive of its own for dQ and for dK, dV, and more of each.
+    return max(2, math.ceil(milliseconds["forward"] / least / budget))
 
 
 def cut(call: Call, batches: int, heads: int) -> list[list[Call]]:

@@ -87,6 +87,7 @@ def _metal_target(folder: str) -> Target:
     )
 
 
+@functools.cache
 def metal_architecture() -> str:
     """Name that Metal gives the present GPU."""
     return str(mx.device_info(mx.gpu)["architecture"])

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from flashrt import _C, _env
 from flashrt._call import Call, check, check_flag, check_impl
-from flashrt._pieces import cut, join, pieces_of
+from flashrt._pieces import cut, join, pieces_of, ranges_of
 from flashrt._route import Decision, Device, Route, current_target, decide, metal_architecture
 from flashrt._work import predicted_ms
 
@@ -208,20 +208,30 @@ def _kernels(
     call: Call, settings: Settings, target: Target, wants_lse: bool
 ) -> tuple[mx.array, mx.array]:
     """Own kernels: O and the log2-domain LSE."""
-    batches, heads = 1, 1
+    batches, heads, ranges = 1, 1, 1
     if target.device is Device.METAL:
         milliseconds = predicted_ms(call, metal_architecture())
         batches, heads = pieces_of(call, milliseconds, settings.max_buffer_ms)
+        ranges = ranges_of(call, milliseconds, settings.max_buffer_ms)
     if batches == heads == 1:
-        return _C.attention(*call.operands(), *call.options(), wants_lse)
-    return in_pieces(call, batches, heads, wants_lse)
+        return _primitive(call, ranges, wants_lse)
+    return in_pieces(call, batches, heads, wants_lse, ranges)
 
 
-def in_pieces(call: Call, batches: int, heads: int, wants_lse: bool) -> tuple[mx.array, mx.array]:
-    """Run a call as ``batches`` x ``heads`` primitives."""
+def _primitive(call: Call, ranges: int, wants_lse: bool) -> tuple[mx.array, mx.array]:
+    """Build one primitive, or those of several ranges."""
+    arguments = (*call.operands(), *call.options(), wants_lse)
+    if ranges == 1:
+        return _C.attention(*arguments)
+    return _C.attention_in_ranges(*arguments, ranges=ranges)
+
+
+def in_pieces(
+    call: Call, batches: int, heads: int, wants_lse: bool, ranges: int = 1
+) -> tuple[mx.array, mx.array]:
+    """Run a call as ``batches`` x ``heads`` primitives, each in as many ranges."""
     done = [
-        [_C.attention(*piece.operands(), *piece.options(), wants_lse) for piece in row]
-        for row in cut(call, batches, heads)
+        [_primitive(piece, ranges, wants_lse) for piece in row] for row in cut(call, batches, heads)
     ]
     outputs = join([[o for o, _ in row] for row in done])
     return outputs, join([[lse for _, lse in row] for row in done])

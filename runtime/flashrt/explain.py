@@ -9,7 +9,7 @@ import mlx.core as mx
 from flashrt import _C, _env
 from flashrt._call import check, check_flag, check_impl, dtype_name
 from flashrt._errors import UnsupportedError
-from flashrt._pieces import pieces_of
+from flashrt._pieces import pieces_of, ranges_of
 from flashrt._route import (
     MAX_HEAD_DIM,
     Device,
@@ -41,7 +41,7 @@ class Explanation(dict[str, Any]):
     and backward (the products alone, and operands plus results alone); ``forward`` and
     ``backward``, each with ``kernels`` (name, tiles, constants that are on, grid, group) and
     ``scratch_bytes``. For a Mac's GPU also ``predicted_ms`` of both, and ``pieces``: the parts
-    that batches and key heads are cut into to bound the time of a command buffer.
+    that batches, key heads and queries are cut into to bound the time of a command buffer.
     """
 
     def __str__(self) -> str:
@@ -53,8 +53,8 @@ class Explanation(dict[str, Any]):
         yield "problem   " + _pairs(self["problem"])
         if "predicted_ms" in self:
             times = {name: f"{ms:.3g} ms" for name, ms in self["predicted_ms"].items()}
-            batches, heads = self["pieces"]
-            yield f"predicted {_pairs(times)}, in {batches} x {heads} pieces"
+            batches, heads, ranges = self["pieces"]
+            yield f"predicted {_pairs(times)}, in {batches} x {heads} pieces of {ranges} ranges"
         for name in ("forward", "backward"):
             part = self[name]
             work = f"{self['flops'][name] / 1e9:.3g} GFLOP"
@@ -132,7 +132,10 @@ def explain(
     extra: dict[str, Any] = {}
     if decision.route is Route.KERNEL and architecture is not None:
         milliseconds = predicted_ms(call, architecture)
-        pieces = pieces_of(call, milliseconds, settings.max_buffer_ms)
+        pieces = (
+            *pieces_of(call, milliseconds, settings.max_buffer_ms),
+            ranges_of(call, milliseconds, settings.max_buffer_ms),
+        )
         extra = {"predicted_ms": milliseconds, "pieces": pieces}
     return Explanation(
         route=str(decision.route),

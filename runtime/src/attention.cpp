@@ -136,8 +136,7 @@ std::pair<mx::array, mx::array> attention(const Operands& operands, const Option
   auto primitive_options = options;
   // The gradient of the sinks is made of the LSE, so its own derivative goes through it.
   primitive_options.lse_is_used |= layout.has(Extra::sinks);
-  auto out = mx::array::make_arrays({o_shape(inputs), lse_shape(inputs)}, {inputs[0].dtype(), mx::float32},
-                                    std::make_shared<Attention>(stream, primitive_options, layout), inputs);
+  auto out = Attention::make(stream, primitive_options, layout, std::move(inputs));
   return {out[0], out[1]};
 }
 
@@ -174,28 +173,15 @@ Arrays Attention::vjp(const Arrays& primals, const Arrays& cotangents, const std
   for (int index : argnums) {
     if (auto g = grad_of(index)) wanted[static_cast<int>(*g)] = true;
   }
-  Arrays gradients;
+  Arrays found;
   if (std::find(wanted.begin(), wanted.end(), true) != wanted.end()) {
-    Arrays inputs = primals;
-    inputs.insert(inputs.end(), {outputs[0], outputs[1], cotangents[0]});
-    if (options_.lse_is_used) inputs.push_back(cotangents[1]);
-    make_contiguous(inputs, layout_, s);
-    auto backward = std::make_shared<AttentionBackward>(s, options_, layout_, wanted);
-    std::vector<mx::Shape> shapes;
-    std::vector<mx::Dtype> dtypes;
-    for (int g = 0; g < kGrads; g++) {
-      if (!wanted[g]) continue;
-      const auto& operand = primals[AttentionBackward::operand(layout_, static_cast<Grad>(g))];
-      shapes.push_back(operand.shape());
-      dtypes.push_back(AttentionBackward::gradient_dtype(operand, static_cast<Grad>(g)));
-    }
-    gradients = mx::array::make_arrays(shapes, dtypes, backward, inputs);
+    found = gradients(wanted, primals, cotangents, outputs);
   }
 
   Arrays result;
   for (int index : argnums) {
     if (auto g = grad_of(index)) {
-      const auto& gradient = gradients[std::count(wanted.begin(), wanted.begin() + static_cast<int>(*g), true)];
+      const auto& gradient = found[std::count(wanted.begin(), wanted.begin() + static_cast<int>(*g), true)];
       result.push_back(mx::astype(gradient, primals[index].dtype(), s));
     } else if (layout_.has(Extra::sinks) && index == layout_.index(Extra::sinks)) {
       result.push_back(sinks_gradient(primals[index], outputs, cotangents, options_.lse_is_used, s));
@@ -206,12 +192,22 @@ Arrays Attention::vjp(const Arrays& primals, const Arrays& cotangents, const std
   return result;
 }
 
+Arrays Attention::gradients(const Wanted& wanted, const Arrays& primals, const Arrays& cotangents,
+                            const Arrays& outputs) {
+  Arrays inputs(primals.begin(), primals.begin() + layout_.count());
+  inputs.insert(inputs.end(), {outputs[0], outputs[1], cotangents[0]});
+  if (options_.lse_is_used) inputs.push_back(cotangents[1]);
+  return AttentionBackward::make(stream(), options_, layout_, wanted, std::move(inputs));
+}
+
 Arrays Attention::fallback(const Arrays& inputs) { return composed_forward(inputs, options_, layout_, stream()); }
 
-Arrays Attention::apply(Arrays inputs) {
-  make_contiguous(inputs, layout_, stream());
+Arrays Attention::apply(Arrays inputs) { return make(stream(), options_, layout_, std::move(inputs)); }
+
+Arrays Attention::make(mx::Stream stream, const Options& options, const Layout& layout, Arrays inputs) {
+  make_contiguous(inputs, layout, stream);
   return mx::array::make_arrays({o_shape(inputs), lse_shape(inputs)}, {inputs[0].dtype(), mx::float32},
-                                std::make_shared<Attention>(stream(), options_, layout_), inputs);
+                                std::make_shared<Attention>(stream, options, layout), inputs);
 }
 
 std::vector<mx::Shape> Attention::output_shapes(const Arrays& inputs) {
@@ -281,16 +277,18 @@ Arrays AttentionBackward::vjp(const Arrays& primals, const Arrays& cotangents, c
   return result;
 }
 
-Arrays AttentionBackward::apply(Arrays inputs) {
-  make_contiguous(inputs, layout_, stream());
-  auto shapes = output_shapes(inputs);
+Arrays AttentionBackward::apply(Arrays inputs) { return make(stream(), options_, layout_, wanted_, std::move(inputs)); }
+
+Arrays AttentionBackward::make(mx::Stream stream, const Options& options, const Layout& layout, const Wanted& wanted,
+                               Arrays inputs) {
+  make_contiguous(inputs, layout, stream);
+  auto primitive = std::make_shared<AttentionBackward>(stream, options, layout, wanted);
   std::vector<mx::Dtype> dtypes;
   for (int g = 0; g < kGrads; g++) {
-    if (!wanted_[g]) continue;
-    dtypes.push_back(gradient_dtype(inputs[operand(layout_, static_cast<Grad>(g))], static_cast<Grad>(g)));
+    if (!wanted[g]) continue;
+    dtypes.push_back(gradient_dtype(inputs[operand(layout, static_cast<Grad>(g))], static_cast<Grad>(g)));
   }
-  return mx::array::make_arrays(shapes, dtypes,
-                                std::make_shared<AttentionBackward>(stream(), options_, layout_, wanted_), inputs);
+  return mx::array::make_arrays(primitive->output_shapes(inputs), dtypes, primitive, inputs);
 }
 
 std::vector<mx::Shape> AttentionBackward::output_shapes(const Arrays& inputs) {

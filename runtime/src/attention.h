@@ -77,6 +77,11 @@ std::pair<Arrays, Layout> flatten(const Operands& operands, mx::Stream stream);
 /// (O in q's dtype, LSE f32 (B,H,qL) in the log2 domain). q, k and v share a dtype.
 std::pair<mx::array, mx::array> attention(const Operands& operands, const Options& options, mx::Stream stream);
 
+/// The same as several primitives over ranges of queries, and of keys in the backward, so that none of them keeps a
+/// GPU busy for long.
+std::pair<mx::array, mx::array> attention_in_ranges(const Operands& operands, const Options& options, mx::Stream stream,
+                                                    int ranges);
+
 /// The same from MLX's own operations, holding the scores: (O, natural-log LSE), any float dtype, f32 inside (f64 for
 /// f64). The oracle, and what second derivatives and jvp go through.
 std::pair<mx::array, mx::array> composed(const Operands& operands, const Options& options, mx::Stream stream);
@@ -115,7 +120,13 @@ class Attention : public AttentionBase {
   bool is_equivalent(const mx::Primitive& other) const override;
   const char* name() const override { return "FlashAttention"; }
 
+  /// The primitive's outputs over these inputs.
+  static Arrays make(mx::Stream stream, const Options& options, const Layout& layout, Arrays inputs);
+
  protected:
+  /// The wanted gradients, in order.
+  virtual Arrays gradients(const Wanted& wanted, const Arrays& primals, const Arrays& cotangents,
+                           const Arrays& outputs);
   Arrays fallback(const Arrays& inputs) override;
   Arrays apply(Arrays inputs) override;
 };
@@ -136,6 +147,10 @@ class AttentionBackward : public AttentionBase {
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
   bool is_equivalent(const mx::Primitive& other) const override;
   const char* name() const override { return "FlashAttentionBackward"; }
+
+  /// The primitive's outputs over these inputs.
+  static Arrays make(mx::Stream stream, const Options& options, const Layout& layout, const Wanted& wanted,
+                     Arrays inputs);
 
   /// The operand that a gradient belongs to.
   static int operand(const Layout& layout, Grad g) {

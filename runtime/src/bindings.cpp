@@ -149,6 +149,8 @@ PYBIND11_MODULE(_C, m) {
         "Where own kernels are preferred to mx.fast, one dict per row of the registry.");
   m.def("environment", &flashrt::environment, py::arg("names"), "Values of environment variables, None where unset.");
   flashrt::bind_call(m, "attention", flashrt::attention, "(O, LSE in the log2 domain) as one primitive.");
+  flashrt::bind_call(m, "attention_in_ranges", flashrt::attention_in_ranges,
+                     "The same as primitives over so many ranges of queries.", py::arg("ranges"));
   flashrt::bind_call(m, "composed", flashrt::composed, "(O, natural-log LSE) from MLX's own operations.");
   flashrt::bind_call(m, "explain_cpu", flashrt::explain_cpu,
                      "Instruction set, threads and scratch of the CPU kernels.");
