@@ -63,6 +63,11 @@ class ForwardBlock {
     const int64_t keys = end - begin;
     const int64_t k_offset = batch_ * p_.k.b + kv_ * p_.k.h + begin * p_.k.l;
     const int64_t v_offset = batch_ * p_.v.b + kv_ * p_.v.h + begin * p_.v.l;
+    if (v_in_place_ && rows_.count <= kFewRows) {
+      // Decoding waits for memory: ask for V before K's products run.
+      const float* v = static_cast<const float*>(t_.v) + v_offset;
+      prefetch_row(reinterpret_cast<const char*>(v), keys * dv_ * 4);
+    }
     const KeyRows k = k_.load(t_.k, k_offset, keys);
     const float* v = v_tile_;
     if (v_in_place_) {
