@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.emulator import toolchain
 from tests.emulator.rewrite import RewriteError, rewrite
-from tests.emulator.toolchain import RUNTIME_DIR, SHIM_DIR, Mode, ToolchainError
+from tests.emulator.toolchain import HERE, RUNTIME_DIR, SHIM_DIR, Mode, ToolchainError
 
 FORGET_AFTER_S = 14 * 24 * 3600
 
@@ -45,7 +45,11 @@ def build_runtime(mode: Mode) -> Path:
     flags = [*toolchain.COMMON_FLAGS, *toolchain.MODE_RUNTIME_FLAGS[mode]]
     sources = [RUNTIME_DIR / f"{name}.cpp" for name in toolchain.RUNTIME_SOURCES[mode]]
     key = _digest(
-        toolchain.compiler().version, *flags, *(s.name for s in sources), _folder(RUNTIME_DIR)
+        toolchain.compiler().version,
+        *flags,
+        *(s.name for s in sources),
+        _folder(RUNTIME_DIR),
+        _builder(),
     )
 
     def compile_to(out: Path, scratch: Path) -> None:
@@ -81,7 +85,7 @@ def _build_kernel(
         source.name,
         *_closure(source, tuple(folders)),
         _folder(SHIM_DIR),
-        Path(__file__).with_name("rewrite.py").read_bytes(),
+        _builder(),
     )
 
     def compile_to(out: Path, scratch: Path) -> None:
@@ -149,6 +153,14 @@ def _digest(*parts: str | bytes) -> str:
         data = part.encode() if isinstance(part, str) else part
         total.update(len(data).to_bytes(8, "little") + data)
     return total.hexdigest()
+
+
+@functools.cache
+def _builder() -> str:
+    """Digest of what decides how sources are compiled."""
+    return _digest(
+        *(HERE.joinpath(n).read_bytes() for n in ("compile.py", "rewrite.py", "toolchain.py"))
+    )
 
 
 @functools.cache

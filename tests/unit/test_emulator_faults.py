@@ -199,6 +199,19 @@ def test_threadgroup_memory_limit(mode: Mode) -> None:
     assert line_of("bounds", "too_much_threadgroup_memory") in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        ("write_to_const", "thread 0 writes to in, buffer 0, which is const"),
+        ("mutable_static", "thread 0 writes 4 bytes at an address of no buffer"),
+    ],
+)
+def test_write_to_read_only_memory_is_reported(kernel: str, message: str) -> None:
+    with pytest.raises(emulator.EmulatorError, match=message) as raised:
+        launch("bounds", kernel, buffers={0: floats(64), 1: floats(64)})
+    assert line_of("bounds", kernel) in str(raised.value)
+
+
 def test_misaligned_access_is_reported() -> None:
     buffers = {0: np.zeros(512, np.uint8), 1: floats(64)}
     with pytest.raises(emulator.EmulatorError, match="misaligned") as raised:

@@ -241,6 +241,10 @@ __attribute__((always_inline)) inline void access(uint64_t address, uint64_t byt
     const uint64_t at = span % kExtentSpan - kExtentSpan / 2;
     if (__builtin_expect(at >= extent.bytes || at + bytes > extent.bytes, 0)) outside(lane, address, bytes, kind, pc);
     if (kind == kWrite) {
+      if (__builtin_expect(!extent.writable, 0)) {
+        fatal(lane, kFaultOutOfBounds, pc, nullptr, "thread %u writes to %s, buffer %u, which is const, at $0",
+              lane->thread, extent.name, extent.slot);
+      }
       worker.counters.device_write_bytes += bytes;
     } else {
       (extent.constant ? worker.counters.constant_read_bytes : worker.counters.device_read_bytes) += bytes;
@@ -248,8 +252,8 @@ __attribute__((always_inline)) inline void access(uint64_t address, uint64_t byt
     if (extent.writable) device_cells<kind>(lane, worker, shared, extent, at, bytes, pc);
     return;
   }
-  if (address >= shared.image_begin && address < shared.image_end) return;  // function constants, tables
-  if (kind == kRead && is_absent_argument(address)) return;
+  const bool in_image = address >= shared.image_begin && address < shared.image_end;  // function constants, tables
+  if (kind == kRead && (in_image || is_absent_argument(address))) return;
   outside(lane, address, bytes, kind, pc);
 }
 
