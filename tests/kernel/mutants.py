@@ -114,6 +114,23 @@ MUTANTS = (
         "trace",
     ),
     Mutant(
+        "whole tile staged from the wrong rows",
+        "loader.h",
+        "src += kStep * ld;",
+        "src += (kStep - 1) * ld;",
+        FWD,
+    ),
+    Mutant(
+        "rest of a whole tile not staged",
+        "loader.h",
+        "if (thread_index < kRest) {",
+        "if (thread_index + 1 < kRest) {",
+        "fwd_float16_d72_",
+        {},
+        r"uninit",
+        "trace",
+    ),
+    Mutant(
         "store writes a row too many",
         "tile.h",
         "if (row < n_rows) {",

@@ -29,15 +29,26 @@ METAL_FUNC void stage_rows(threadgroup T* tile, device const T* src, int64_t ld,
   constexpr int kChunks = kCols / kPerChunk;
   constexpr int kTotal = kRows * kChunks;
   constexpr int kRounds = kTotal / kThreads;  // in which every thread has a chunk
+  constexpr int kRest = kTotal % kThreads;
   static_assert(kCols % kPerChunk == 0, "rows are whole chunks");
   if (n_rows >= kRows) {
     // No row is missing, which is the same for all threads: without a branch among them, the loads overlap.
-    FLASHRT_UNROLL_4
-    for (short i = 0; i < kRounds; ++i) {
-      copy_chunk<T, kChunks, LD>(tile, src, ld, thread_index + i * kThreads);
-    }
-    if (thread_index < kTotal - kRounds * kThreads) {
-      copy_chunk<T, kChunks, LD>(tile, src, ld, thread_index + kRounds * kThreads);
+    if (kRest == 0 && kThreads % kChunks == 0) {
+      constexpr int kStep = kThreads / kChunks;  // a thread keeps its column and steps down the rows
+      FLASHRT_UNROLL_4
+      for (short i = 0; i < kRounds; ++i) {
+        copy_chunk<T, kChunks, LD>(tile, src, ld, thread_index);
+        tile += kStep * LD;
+        src += kStep * ld;
+      }
+    } else {
+      FLASHRT_UNROLL_4
+      for (short i = 0; i < kRounds; ++i) {
+        copy_chunk<T, kChunks, LD>(tile, src, ld, thread_index + i * kThreads);
+      }
+      if (thread_index < kRest) {
+        copy_chunk<T, kChunks, LD>(tile, src, ld, thread_index + kRounds * kThreads);
+      }
     }
     return;
   }
