@@ -28,7 +28,7 @@ from tests.emulator.library import (
     Report,
     build,
 )
-from tests.emulator.toolchain import ToolchainError
+from tests.emulator.toolchain import ToolchainError, unsupported
 
 __all__ = [
     "Buffer",
@@ -40,4 +40,5 @@ __all__ = [
     "Report",
     "ToolchainError",
     "build",
+    "unsupported",
 ]

@@ -13,6 +13,10 @@ from tests import emulator
 from tests.emulator.toolchain import Mode, ToolchainError
 from tests.reference import bf16_to_float32, float_to_bf16
 
+pytestmark = pytest.mark.skipif(
+    emulator.unsupported() is not None, reason=str(emulator.unsupported())
+)
+
 FIXTURES = Path(emulator.__file__).parent / "fixtures"
 ONE_SIMDGROUP = {"grid": (1, 1, 1), "group": (32, 1, 1)}
 

@@ -18,6 +18,10 @@ from tests.emulator import compile as compile_module
 from tests.emulator import toolchain
 from tests.emulator.rewrite import rewrite
 
+pytestmark = pytest.mark.skipif(
+    emulator.unsupported() is not None, reason=str(emulator.unsupported())
+)
+
 KERNEL = """\
 #include <metal_stdlib>
 #include "lib/value.h"

@@ -13,6 +13,10 @@ import pytest
 from tests import emulator
 from tests.emulator.toolchain import Mode
 
+pytestmark = pytest.mark.skipif(
+    emulator.unsupported() is not None, reason=str(emulator.unsupported())
+)
+
 FIXTURES = Path(emulator.__file__).parent / "fixtures"
 ORDERS = [None, 1, 2]  # seeds of lane, simdgroup and threadgroup order
 

@@ -23,6 +23,10 @@ from tests.emulator.mlx_attention import (
 from tests.emulator.toolchain import Mode
 from tests.tolerance import compare, forward_bounds
 
+pytestmark = pytest.mark.skipif(
+    emulator.unsupported() is not None, reason=str(emulator.unsupported())
+)
+
 DTYPES = ["float16", "bfloat16", "float32"]
 
 # B, H, Hk, qL, kL, causal

@@ -11,6 +11,10 @@ import pytest
 
 from tests import emulator
 
+pytestmark = pytest.mark.skipif(
+    emulator.unsupported() is not None, reason=str(emulator.unsupported())
+)
+
 SOURCE = Path(emulator.__file__).parent / "fixtures" / "programs.metal"
 CELLS = 2
 READ, WRITE = 10, 20
