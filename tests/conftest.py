@@ -48,10 +48,14 @@ def depth(pytestconfig: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests above the chosen depth, unless they were asked for by name."""
-    if config.getoption("keyword") or any("::" in arg for arg in config.args):
+    """Leave out tests above the chosen depth. What is asked for by name runs, whatever it takes;
+    ``-k`` asks for all but the exhaustive ones.
+    """
+    if any("::" in arg for arg in config.args):
         return
     chosen = DEPTHS.index(config.stash[depth_key])
+    if config.getoption("keyword"):
+        chosen = max(chosen, DEPTHS.index("ci"))
     kept, left_out = [], []
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
