@@ -73,7 +73,7 @@ METAL_FUNC int4 merge_bounds(device const int4* bounds, int first, int last) {
   return all;
 }
 
-enum TileState : short {
+enum TileState : int32_t {
   kTileHidden,  ///< no score of it is visible: skip it before any load
   kTileOpen,    ///< every score of it is visible and needs the scale alone
   kTileEdge,    ///< scores need apply_terms()
