@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from flashrt import _env
+from flashrt._route import Device, current_target
 from flashrt.compat import scaled_dot_product_attention
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+_VECTOR_QUERIES = 8
 _NAME = "scaled_dot_product_attention"
 _lock = threading.Lock()
 _depth = 0
@@ -21,11 +23,18 @@ _original = mx.fast.scaled_dot_product_attention
 
 def _patched(q: mx.array, k: mx.array, v: mx.array, *args: Any, **kwargs: Any) -> mx.array:
     """Run flashrt for what it takes, mx.fast as it was for the rest, errors included."""
-    _env.settings()  # a mistake in the environment is not a reason to step aside
+    settings = _env.settings()  # a mistake in the environment is not a reason to step aside
+    if _is_decoding(q) and current_target(settings).device is not Device.CPU:
+        return _original(q, k, v, *args, **kwargs)
     try:
         return scaled_dot_product_attention(q, k, v, *args, **kwargs)
     except (TypeError, ValueError):
         return _original(q, k, v, *args, **kwargs)
+
+
+def _is_decoding(q: mx.array) -> bool:
+    """Whether MLX has vector kernels for so few queries, which nobody trains on."""
+    return isinstance(q, mx.array) and q.ndim == 4 and q.shape[2] <= _VECTOR_QUERIES
 
 
 class Patch:
@@ -47,8 +56,9 @@ def patch_mlx() -> Patch:
     """Let ``mx.fast.scaled_dot_product_attention`` run flashrt.
 
     Whatever looks the function up in ``mx.fast`` when it calls it, such as the models of mlx-lm,
-    trains and runs with flashrt from here on. A call that flashrt does not support goes to MLX.
-    A row whose keys are all masked gives 0.
+    trains and runs with flashrt from here on. Calls that flashrt does not support go to MLX, and on
+    a GPU those of 8 queries or fewer, for which MLX has kernels made for decoding. A row whose keys
+    are all masked gives 0.
 
     Returns
     -------

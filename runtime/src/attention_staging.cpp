@@ -55,11 +55,17 @@ mx::array Staging::contiguous_last(const mx::array& a) {
 }
 
 mx::array Staging::copy(const mx::array& a) {
-  mx::array packed(a.shape(), a.dtype(), nullptr, {});
+  // Axes that repeat one place, as those of a sum's cotangent do, are read once and go on repeating.
+  auto shape = a.shape();
+  for (int i = 0; i + 1 < static_cast<int>(a.ndim()); i++) {
+    if (a.strides(i) == 0) shape[i] = 1;
+  }
+  mx::array once(shape, a.dtype(), nullptr, {});
+  once.copy_shared_buffer(a, a.strides(), {}, a.data_size());
+  mx::array packed(shape, a.dtype(), nullptr, {});
   allocate_rows(packed);
   encoder_.add_temporary(packed);
-  encoder_.dispatch([from = mx::array::unsafe_weak_copy(a), to = mx::array::unsafe_weak_copy(packed)]() mutable {
-    if (from.size() == 0) return;
+  encoder_.dispatch([from = mx::array::unsafe_weak_copy(once), to = mx::array::unsafe_weak_copy(packed)]() mutable {
     switch (from.itemsize()) {
       case 1:
         return copy_strided<uint8_t>(from, to);
@@ -69,7 +75,13 @@ mx::array Staging::copy(const mx::array& a) {
         return copy_strided<uint32_t>(from, to);
     }
   });
-  return packed;
+  auto strides = packed.strides();
+  for (int i = 0; i < static_cast<int>(a.ndim()); i++) {
+    if (shape[i] != a.shape(i)) strides[i] = 0;
+  }
+  mx::array repeated(a.shape(), a.dtype(), nullptr, {});
+  repeated.copy_shared_buffer(packed, strides, {}, packed.size());
+  return repeated;
 }
 
 }  // namespace flashrt

@@ -81,8 +81,9 @@ def _mlx(cell: Cell, library: str) -> Work:
     function = ours if library == "flashrt" else fast
     if not cell.gradients:
         return lambda: mx.eval(function(q, k, v))
-    gradient = mx.value_and_grad(lambda *x: function(*x).astype(mx.float32).sum(), (0, 1, 2))
-    return lambda: mx.eval(gradient(q, k, v))
+    d_o = mx.random.normal((1, cell.H, cell.qL, cell.D)).astype(dtype)
+    mx.eval(d_o)
+    return lambda: mx.eval(mx.vjp(lambda *x: [function(*x)], [q, k, v], [d_o]))
 
 
 def _torch(cell: Cell) -> Work:
@@ -100,11 +101,13 @@ def _torch(cell: Cell) -> Work:
     causal = cell.causal and cell.qL > 1
     grouped = cell.Hk != cell.H
 
+    d_o = torch.randn(1, cell.H, cell.qL, cell.D).to(dtype)
+
     def run() -> object:
         o = scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
         if not cell.gradients:
             return o
-        return torch.autograd.grad(o.float().sum(), (q, k, v))
+        return o, torch.autograd.grad(o, (q, k, v), d_o)
 
     return run
 
@@ -187,9 +190,11 @@ int main() {
 
 def fma_peak(isa: str) -> float | None:
     """GFLOP/s of one core's multiply-add loop in an instruction set; None without a compiler."""
-    flags = {"avx512": (16, ["-mavx512f", "-mprefer-vector-width=512"]), "avx2": (8, ["-mavx2"])}
-    lanes, extra = flags.get(isa, (4, []))
-    extra = [*extra, "-mfma"] if lanes > 4 else extra
+    lanes, extra = 4, []
+    if isa.startswith("avx512"):
+        lanes, extra = 16, ["-mavx512f", "-mfma", "-mprefer-vector-width=512"]
+    elif isa == "avx2":
+        lanes, extra = 8, ["-mavx2", "-mfma"]
     compiler = os.environ.get("CXX") or str(sysconfig.get_config_var("CXX") or "c++").split()[0]
     with tempfile.TemporaryDirectory() as folder:
         source, program = Path(folder) / "peak.cpp", Path(folder) / "peak"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 import flashrt
 from flashrt import compat
+from flashrt._route import Device, Target
 from tests.runtime.arrays import assert_close, normal, to_numpy
 
 # As flash_attn 2.8 declares them.
@@ -153,6 +155,25 @@ def test_patched_calls_leave_the_rest_to_mlx(original: Any) -> None:
         with pytest.raises(TypeError):
             mx.fast.scaled_dot_product_attention(q, k, v)
     assert mx.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("queries", [1, 8, 9])
+def test_decoding_on_a_gpu_stays_with_mlx(
+    queries: int, original: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to 8 queries; on a CPU flashrt takes them all."""
+    q, k = mx.ones((1, 2, queries, 8)), mx.ones((1, 2, 9, 8))
+    hidden = mx.zeros((queries, 9), mx.bool_)  # MLX gives the mean of V, flashrt 0
+
+    def runs_on_mlx() -> bool:
+        with flashrt.patch_mlx():
+            o = mx.fast.scaled_dot_product_attention(q, k, k, scale=1.0, mask=hidden)
+        return bool(o.any().item())
+
+    assert not runs_on_mlx()
+    module = importlib.import_module("flashrt.patch")
+    monkeypatch.setattr(module, "current_target", lambda settings: Target(Device.METAL))
+    assert runs_on_mlx() == (queries <= 8)
 
 
 def test_patch_of_somebody_else(original: Any) -> None:
