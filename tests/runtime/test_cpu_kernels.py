@@ -359,15 +359,10 @@ def test_a59_empty_axes(shape: tuple[int, ...], isa: str) -> None:
 def test_a48_gradient_of_an_additive_mask(
     heads: tuple[int, int], shape: tuple[int, int], isa: str
 ) -> None:
-    mask = normal(1, (*heads, *shape))
-    check(
-        *operands(2, 4, 2, 200, 100, 32, 32, "float32"),
-        "float32",
-        isa,
-        mask=mask,
-        softcap=3.0,
-        causal=True,
-    )
+    options = {"mask": normal(1, (*heads, *shape)), "softcap": 3.0, "causal": True}
+    # dS of a row sums to its dLSE: without one, a sum over the keys would be 0 whatever was added.
+    d_lse = normal(2, (2, 4, 200))
+    check(*operands(2, 4, 2, 200, 100, 32, 32, "float32"), "float32", isa, d_lse, **options)
 
 
 @pytest.mark.parametrize("wanted", ["q", "k", "v", "qk", "qv", "kv", ""])

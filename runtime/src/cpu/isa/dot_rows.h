@@ -32,8 +32,7 @@ FLASHRT_INLINE void prefetch_row(const char* row, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
 }
 
-/// out[key * kRowBlock + row] = keys . rows, with zeros in the other lanes of the first vector; rows lie `ld` apart and
-/// hold zeros from `columns` up to whole vectors.
+/// out[key * kRowBlock + row] = keys . rows, with zeros in the other lanes of the first vector; rows lie `ld` apart.
 template <int ROWS>
 void dot_rows(int64_t count, int64_t columns, const float* key, int64_t stride, const float* rows, int64_t ld,
               float* out) {
@@ -55,7 +54,8 @@ void dot_rows(int64_t count, int64_t columns, const float* key, int64_t stride, 
 }
 
 #if defined(__AVX512BF16__)
-/// Likewise for bfloat16 pairs, times `factor`; `columns` and `ld` still count single values.
+/// Likewise for bfloat16 pairs, times `factor`; `columns` and `ld` still count single values. Rows hold zeros from
+/// `columns` up to whole vectors.
 template <int ROWS>
 void dot_pair_rows(int64_t count, int64_t columns, const uint16_t* key, int64_t stride, const uint16_t* rows,
                    int64_t ld, float factor, float* out) {

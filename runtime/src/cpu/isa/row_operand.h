@@ -62,7 +62,7 @@ class RowOperand {
   }
 
  private:
-  /// Few rows stay rows, padded with zeros to whole vectors.
+  /// Few rows stay rows; pairs are padded with zeros to whole vectors.
   void load_few(const float* const* row) {
     for (int r = 0; r < few_; ++r) {
       if (pairs_) {
@@ -71,7 +71,7 @@ class RowOperand {
         memset(out + columns_, 0, static_cast<size_t>(few_stride() - columns_) * 2);
       } else {
         float* out = lanes_ + r * few_stride();
-        for (int64_t c = 0; c < few_stride(); ++c) out[c] = c < columns_ ? row[r][c] * factor_ : 0.0f;
+        for (int64_t c = 0; c < columns_; ++c) out[c] = row[r][c] * factor_;
       }
     }
   }
