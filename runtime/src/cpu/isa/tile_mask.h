@@ -108,7 +108,11 @@ class Masker {
       for (int32_t k = 0; k < keys; ++k) out[k] = 0.0f;
     } else if (p_.mask_kind == MaskKind::boolean) {
       const uint8_t* bytes = static_cast<const uint8_t*>(t_.mask) + offset;
-      for (int32_t k = 0; k < keys; ++k) out[k] = bytes[k * s.k] ? 0.0f : -kInfinity;
+      if (s.k == 1) {
+        for (int32_t k = 0; k < keys; ++k) out[k] = bytes[k] ? 0.0f : -kInfinity;  // a loop that becomes vectors
+      } else {
+        for (int32_t k = 0; k < keys; ++k) out[k] = bytes[k * s.k] ? 0.0f : -kInfinity;
+      }
     } else {
       const Dtype dtype = p_.mask_kind == MaskKind::in_f32 ? Dtype::float32 : p_.dtype;
       if (s.k == 1) {
