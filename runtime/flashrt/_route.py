@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 import functools
 import os
-import platform
 from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
@@ -79,6 +78,8 @@ def current_target(settings: Settings) -> Target:
 
 @functools.cache
 def _metal_target(folder: str) -> Target:
+    import platform  # on a Mac alone: it costs every other import of flashrt time
+
     library = os.path.join(folder, METALLIB)  # noqa: PTH118
     return Target(
         Device.METAL,
