@@ -191,6 +191,9 @@ def backward_bounds(
         of_t = bounds.raw / softcap + (FUNCTION + 2 * U32) * t
         slope = 2 * t * of_t + of_t**2 + 3 * U32
         of_draw = of_ds * (1 - t**2) + (np.abs(b.dlogits) + of_ds) * slope
+        if slot:
+            # The slot holds P times the slope: its smallest step does not shrink with the slope.
+            of_draw = of_draw + np.where(f.p > 0, SLOT_SUBNORMAL * t**2 * difference, 0.0)
 
     def closing(gradient: Floats) -> Floats:
         return (UNIT[dtype] + 3 * U32) * np.abs(gradient) + SUBNORMAL[dtype]

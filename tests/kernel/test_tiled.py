@@ -116,6 +116,38 @@ def test_rows_that_see_no_key(kernel: Kernel, seen: str) -> None:
             assert "lse" not in verdict.arrays or sinks == np.isfinite(verdict.arrays["lse"]).all()
 
 
+# bfloat16: a softcap's slope takes weights below the step of the slot through which P passes.
+SMALL_WEIGHTS = [
+    Problem("bfloat16", 256, 256, qL=8, kL=257, causal=True, softcap=2.0, alibi=True, splits=3),
+    Problem(
+        "bfloat16",
+        192,
+        128,
+        qL=8,
+        kL=257,
+        causal=True,
+        window=(-1, 20),
+        block_mask=True,
+        softcap=2.0,
+        alibi=True,
+        row_diagonals=True,
+        layout="cache",
+        spread=1.5,
+    ),
+]
+
+
+@pytest.mark.parametrize("p", SMALL_WEIGHTS, ids=str)
+def test_weights_below_the_step_of_the_slot(p: Problem) -> None:
+    (kernel,) = (
+        k
+        for k in TILED_KERNELS
+        if (k.kind, k.dtype, k.d, k.dv, k.rank) == ("bwd_dkv", p.dtype, p.d, p.dv, 0)
+    )
+    verdict = check.check(kernel, p)
+    assert not verdict.complaints, check.explain(kernel, verdict)
+
+
 def test_every_pair_of_values_meets_in_every_kind_and_dtype() -> None:
     for kind, dtype in {(k.kind, k.dtype) for k in TILED_KERNELS}:
         missing = design.all_pairs()
