@@ -12,6 +12,7 @@ from tests import reference as ref
 from tests.kernel import check, launch
 from tests.kernel.problems import Problem, Tensors, make_tensors
 from tests.kernel.registry import TILED, Kernel, kernels
+from tests.kernel.storage import reserved
 
 Array = np.ndarray
 
@@ -167,7 +168,7 @@ def test_A15_causal_and_a_mask(mask: str) -> None:
 
 def far_apart(rows: int, width: int, pitch: int, dtype: Any) -> Array:
     """Rows ``pitch`` elements apart in memory that is reserved but hardly used."""
-    return np.zeros(rows * pitch, dtype).reshape(rows, pitch)[:, :width]
+    return reserved(rows * pitch, dtype).reshape(rows, pitch)[:, :width]
 
 
 def test_A16_a_mask_of_more_than_two_billion_elements() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,3 +82,11 @@ def place(
     if values is not None:
         view[...] = values
     return Strided(base, view, guard, base.copy())
+
+
+def reserved(n: int, dtype: Any) -> Array:
+    """Zeros that take memory only where they are touched, for indices beyond 32 bits."""
+    no_reserve = getattr(mmap, "MAP_NORESERVE", 0)  # the name is new in Python 3.11
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve
+    memory = mmap.mmap(-1, n * np.dtype(dtype).itemsize, flags=flags)
+    return np.frombuffer(memory, dtype)

@@ -24,7 +24,7 @@ from tests.kernel.launch import (
 )
 from tests.kernel.problems import LOG2E, Problem, ceil_div
 from tests.kernel.registry import TILED, Kernel, by_kind, kernels
-from tests.kernel.storage import LAYOUTS, Strided, place
+from tests.kernel.storage import LAYOUTS, Strided, place, reserved
 
 Array = NDArray[Any]
 OUT = slot("HelperOut")
@@ -264,3 +264,17 @@ def test_row_bounds(kernel: Kernel, has: str, mode: str) -> None:
         used = slice(0, 4) if has == "both" else slice(0, 2) if has == "segments" else slice(2, 4)
         expected = problems.row_bounds(ids, positions, length)
         np.testing.assert_array_equal(out[..., used], expected[..., used])
+
+
+@of("pack")
+def test_pack_counts_beyond_32_bits(kernel: Kernel) -> None:
+    """The end of an output of more than 2^32 elements."""
+    source = normal(kernel.dtype, 2, 64)
+    shape = (2, 2**19 + 1, 2**6, 64)
+    n = int(np.prod(shape))
+    assert n - 300 > 2**32
+    out = reserved(n, source.dtype)
+    values = params("PackParams", n=n, first=n - 300, shape=shape, strides=(64, 0, 0, 1))
+    buffers = {slot("HelperParams"): values, OUT: out, slot("HelperIn0"): source}
+    launch(Run(), kernel, elements_grid(kernel, 300), buffers)
+    np.testing.assert_array_equal(out[-256:].reshape(4, 64), np.tile(source[1], (4, 1)))
