@@ -23,7 +23,7 @@ echo 310
 """
 # The Python that builds, with a Mac's mlx.
 PYTHON = """#!/bin/sh
-if [ "$*" = "-m mlx --cmake-dir" ]; then echo {cmake}; else exec {python} "$@"; fi
+if [ "$*" = "-m mlx --cmake-dir" ]; then echo "{cmake}"; else exec "{python}" "$@"; fi
 """
 DARWIN = {
     "CMAKE_SYSTEM_NAME": "Darwin",
