@@ -75,8 +75,9 @@ def test_the_module_is_the_gpu_route(ninja: str) -> None:
 
 def metal_commands(ninja: str) -> dict[str, str]:
     """Return how each Metal source is compiled."""
-    found = re.findall(r"xcrun -sdk macosx metal ([^&]*? -c (\S+\.metal) )", ninja)
-    return {source: command for command, source in found}
+    # CMake quotes what has spaces.
+    found = re.findall(r'xcrun -sdk macosx metal ([^&]*? -c (\S+\.metal|"[^"]+\.metal") )', ninja)
+    return {source.strip('"'): command.replace('"', "") for command, source in found}
 
 
 def test_every_kernel_and_the_stamp_are_compiled(ninja: str) -> None:
