@@ -235,6 +235,14 @@ def test_crash_of_a_lane_is_a_report(threads: int) -> None:
         np.testing.assert_array_equal(out, np.arange(63, -1, -1))
 
 
+def test_crashes_are_reported_in_both_modes_by_turns() -> None:
+    """The runtime of each mode has its own signal handler; neither takes away the other's."""
+    arguments = {"group": (40, 1, 1), "buffers": {0: floats(1), 1: floats(64), 2: int32(1000)}}
+    for mode in ("fast", "trace", "fast", "trace"):
+        with pytest.raises(emulator.EmulatorError, match="used up its stack"):
+            launch("bounds", "stack_overflow", mode, **arguments)
+
+
 @pytest.mark.parametrize("mode", ["fast", "trace"])
 def test_stack_overflow_is_a_report(mode: Mode) -> None:
     arguments = {"group": (40, 1, 1), "buffers": {0: floats(1), 1: floats(64), 2: int32(1000)}}

@@ -18,8 +18,6 @@ constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
 constexpr uint32_t kMaxRunning = 256;
 std::atomic<uint64_t> running[kMaxRunning];
 
-std::mutex mutex;
-uint32_t users = 0;
 struct sigaction previous[sizeof kSignals / sizeof *kSignals];
 
 [[noreturn]] void crashed(Lane* lane, void* pc, uint64_t address, int signal) {
@@ -51,28 +49,29 @@ void handle(int signal, siginfo_t* info, void* raw) {
     registers[REG_RIP] = greg_t(&crashed);
     return;
   }
-  // Not ours: let it happen again under whoever was here before.
+  // Not ours. A handler like this one (every mode's runtime has its own) is asked in turn, so that all of them stay;
+  // any other one ends the process: let it happen again under it.
   for (size_t i = 0; i < sizeof kSignals / sizeof *kSignals; ++i) {
-    if (kSignals[i] == signal) sigaction(signal, &previous[i], nullptr);
+    if (kSignals[i] != signal) continue;
+    if (previous[i].sa_flags & SA_SIGINFO) {
+      previous[i].sa_sigaction(signal, info, raw);
+    } else {
+      sigaction(signal, &previous[i], nullptr);
+    }
   }
 }
 
 }  // namespace
 
 void catch_crashes() {
-  const std::lock_guard<std::mutex> lock(mutex);
-  if (users++ != 0) return;
-  struct sigaction action = {};
-  action.sa_sigaction = handle;
-  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-  sigemptyset(&action.sa_mask);
-  for (size_t i = 0; i < sizeof kSignals / sizeof *kSignals; ++i) sigaction(kSignals[i], &action, &previous[i]);
-}
-
-void release_crashes() {
-  const std::lock_guard<std::mutex> lock(mutex);
-  if (--users != 0) return;
-  for (size_t i = 0; i < sizeof kSignals / sizeof *kSignals; ++i) sigaction(kSignals[i], &previous[i], nullptr);
+  static std::once_flag once;
+  std::call_once(once, [] {
+    struct sigaction action = {};
+    action.sa_sigaction = handle;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigemptyset(&action.sa_mask);
+    for (size_t i = 0; i < sizeof kSignals / sizeof *kSignals; ++i) sigaction(kSignals[i], &action, &previous[i]);
+  });
 }
 
 CrashGuard::CrashGuard(const Worker& worker) {

@@ -157,7 +157,6 @@ void report(Launch* launch, FaultKind kind, const void* pc0, const void* pc1, co
 // While a launch runs, crashes of its lanes are faults. catch_crashes() serves the process, a CrashGuard the OS thread
 // that runs a worker.
 void catch_crashes();
-void release_crashes();
 class CrashGuard {
  public:
   explicit CrashGuard(const Worker& worker);
