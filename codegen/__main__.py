@@ -8,12 +8,22 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from codegen import emit, explain
-from codegen.diagnostics import SpecErrors
-from codegen.model import KernelSpec, helper_kernels
-from codegen.render import Renderer, RenderError
-from codegen.resources import resources
-from codegen.specfile import load_folder
+try:
+    from codegen import emit, explain
+    from codegen.diagnostics import SpecErrors
+    from codegen.model import KernelSpec, helper_kernels
+    from codegen.render import Renderer, RenderError
+    from codegen.resources import resources
+    from codegen.specfile import load_folder
+except ModuleNotFoundError as missing:
+    if missing.name is None or missing.name.partition(".")[0] not in ("mako", "yaml"):
+        raise
+    print(
+        f"python -m codegen needs {missing.name.partition('.')[0]}: pip install mako pyyaml "
+        "(or '.[codegen]')",
+        file=sys.stderr,
+    )
+    raise SystemExit(2) from None
 
 ROOT = Path(__file__).resolve().parent.parent
 SPECS = ROOT / "specs"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests import emulator
 from tests.kernel.abi import ROOT
+from tests.kernel.helper_mutant_list import HelperMutant
 from tests.kernel.launch import library
 from tests.kernel.mutant_list import (
     DKV,
@@ -21,7 +22,6 @@ from tests.kernel.mutant_list import (
     FWD_SPLIT,
     ROLE,
     ROLE_SPLIT,
-    HelperMutant,
     Mutant,
 )
 from tests.kernel.problems import Problem

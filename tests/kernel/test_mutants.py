@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.kernel import check, launch, mutants, test_helpers
-from tests.kernel.mutant_list import HELPER_MUTANTS, MUTANTS, HelperMutant, Mutant
+from tests.kernel.helper_mutant_list import HELPER_MUTANTS, HelperMutant
+from tests.kernel.mutant_list import MUTANTS, Mutant
 from tests.kernel.problems import Problem
 from tests.kernel.registry import Kernel, by_kind
 

@@ -148,6 +148,15 @@ def test_weights_below_the_step_of_the_slot(p: Problem) -> None:
     assert not verdict.complaints, check.explain(kernel, verdict)
 
 
+@pytest.mark.parametrize("kind", TILED)
+def test_a_truncated_training_batch(kind: str) -> None:
+    """2047 tokens, what a limit of 2048 leaves of a batch that is shifted by one."""
+    kernel = next(k for k in TILED_KERNELS if (k.kind, k.dtype, k.d) == (kind, "bfloat16", 64))
+    p = Problem("bfloat16", 64, 64, H=2, Hk=1, qL=2047, kL=2047, causal=True)
+    verdict = check.check(kernel, p)
+    assert not verdict.complaints, check.explain(kernel, verdict)
+
+
 def test_every_pair_of_values_meets_in_every_kind_and_dtype() -> None:
     for kind, dtype in {(k.kind, k.dtype) for k in TILED_KERNELS}:
         missing = design.all_pairs()

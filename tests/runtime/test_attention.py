@@ -152,3 +152,17 @@ def test_float64_is_composed() -> None:
         assert np.abs(np.array(o) - expected.o).max() < 1e-6
     with pytest.raises(flashrt.UnsupportedError, match="float64"):
         flashrt.attention(*(mx.array(x, dtype=mx.float64) for x in (q, k, v)), impl="kernel")
+
+
+def test_a_truncated_training_batch() -> None:
+    """2047 tokens, what a limit of 2048 leaves of a batch that is shifted by one."""
+    rng = np.random.default_rng(7)
+    q, d_o = (normal(rng, 1, 2, 2047, 64, dtype="bfloat16") for _ in range(2))
+    k, v = (normal(rng, 1, 1, 2047, 64, dtype="bfloat16") for _ in range(2))
+    (o,), got = mx.vjp(lambda *x: flashrt.attention(*x, causal=True), [q, k, v], [d_o])
+    arrays = [to_numpy(x) for x in (q, k, v)]
+    f = reference.attention(*arrays, causal=True)
+    right = reference.gradients(*arrays, causal=True, d_o=to_numpy(d_o))
+    assert_close(o, f.o, "bfloat16")
+    for gradient, name in zip(got, ("dq", "dk", "dv"), strict=True):
+        assert_close(gradient, right[name], "bfloat16", times=2)

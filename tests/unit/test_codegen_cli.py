@@ -298,3 +298,19 @@ def test_template_errors_are_short(tmp_path: Path, template: str | None, message
     assert message in text
     assert spec.name in text
     assert text.count("\n") <= 1
+
+
+def test_a_missing_dependency_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mako").mkdir()
+    (tmp_path / "mako" / "__init__.py").write_text("raise ModuleNotFoundError(name='mako')")
+    done = subprocess.run(
+        [sys.executable, "-m", "codegen", "--check"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("python -m codegen needs mako: pip install")
+    assert "Traceback" not in done.stderr
