@@ -38,9 +38,10 @@ class CMakeBuild(build_ext):
         module = Path(self.get_ext_fullpath(ext.name)).resolve()
         build = Path(self.build_temp).resolve() / "cmake"
         module.parent.mkdir(parents=True, exist_ok=True)
+        # Fresh: an earlier build's environment, whose tools the cache names, is gone.
         self._run(
             "cmake",
-            *("-S", str(ROOT), "-B", str(build), "-G", "Ninja"),
+            *("--fresh", "-S", str(ROOT), "-B", str(build), "-G", "Ninja"),
             f"-DCMAKE_BUILD_TYPE={'Debug' if self.debug else 'Release'}",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={module.parent}",

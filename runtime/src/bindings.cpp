@@ -148,6 +148,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("routes", &flashrt::route_rows,
         "Where own kernels are preferred to mx.fast, one dict per row of the registry.");
   m.def("environment", &flashrt::environment, py::arg("names"), "Values of environment variables, None where unset.");
+  m.def(
+      "prefer_isa", [](std::optional<std::string> isa) { flashrt::cpu::prefer_isa(isa ? isa->c_str() : nullptr); },
+      py::arg("isa"), "Instruction set of the CPU kernels in this process; None for the best. For benchmarks.");
   flashrt::bind_call(m, "attention", flashrt::attention, "(O, LSE in the log2 domain) as one primitive.");
   flashrt::bind_call(m, "attention_in_ranges", flashrt::attention_in_ranges,
                      "The same as primitives over so many ranges of queries.", py::arg("ranges"));

@@ -112,20 +112,40 @@ def _torch(cell: Cell) -> Work:
     return run
 
 
+FEW_ROUNDS = 2  # of a library that takes so long that a first call more or less is no matter
+SETTLE_SECONDS = 0.02
+
+
 def seconds(cell: Cell, rounds: dict[str, int]) -> dict[str, list[float]]:
-    """Time libraries in turn, each as many rounds as it gets; the first call does not count."""
+    """Time libraries in turn, each as many rounds as it gets.
+
+    A library's threads may spin for a while after its call and would hold a core that the next one
+    needs, so each turn starts with a pause and two calls that do not count.
+    """
     works = {library: work(cell, library) for library in rounds}
-    for library, call in works.items():
-        if rounds[library] > 1:
-            call()
     times: dict[str, list[float]] = {library: [] for library in rounds}
     for i in range(max(rounds.values())):
         for library in sorted(works, reverse=bool(i % 2)):
-            if i < rounds[library]:
-                started = time.perf_counter()
+            if i >= rounds[library]:
+                continue
+            time.sleep(SETTLE_SECONDS)
+            for _ in range(0 if rounds[library] <= FEW_ROUNDS else 2):
                 works[library]()
-                times[library].append(time.perf_counter() - started)
+            started = time.perf_counter()
+            works[library]()
+            times[library].append(time.perf_counter() - started)
     return times
+
+
+def hold_to(isa: str) -> None:
+    """Keep flashrt and PyTorch to an instruction set; before PyTorch is imported."""
+    from flashrt import _C
+
+    _C.prefer_isa(isa)
+    level = {"baseline": "default"}.get(isa, isa.partition("_")[0])
+    os.environ["ATEN_CPU_CAPABILITY"] = level
+    if isa == "avx2":
+        os.environ["ONEDNN_MAX_CPU_ISA"] = os.environ["MKL_ENABLE_INSTRUCTIONS"] = "AVX2"
 
 
 def memory(cell: Cell, library: str) -> dict[str, int]:

@@ -19,7 +19,7 @@ import time
 from dataclasses import asdict, replace
 from typing import Any
 
-from tests.bench._cpu_cell import HAS_TORCH, Cell, fma_peak, memory, seconds, threads
+from tests.bench._cpu_cell import HAS_TORCH, Cell, fma_peak, hold_to, memory, seconds, threads
 
 MIB = 2**20
 DECODE = Cell(causal=True, D=128, qL=1, kL=4096, H=32, Hk=8)
@@ -31,6 +31,11 @@ def main(arguments: list[str]) -> int:
     if options.cell:
         print(json.dumps(_in_this_process(json.loads(options.cell))))
         return 0
+    if options.isa:
+        try:
+            hold_to(options.isa)
+        except ValueError as error:
+            raise SystemExit(f"--isa: {error}") from None
     isa, peak = _heading()
     rows: list[dict[str, Any]] = []
     for cell in _cells(options):
@@ -51,6 +56,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--masks", nargs="+", default=["causal", "full"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mlx-limit", type=int, default=1024, help="longest L for mx.fast")
+    parser.add_argument("--isa", help="hold flashrt and PyTorch to an instruction set: avx2")
     parser.add_argument("--no-decode", dest="decode", action="store_false")
     parser.add_argument("--no-calls", dest="calls", action="store_false")
     parser.add_argument("--cell", help=argparse.SUPPRESS)
@@ -109,16 +115,19 @@ def _libraries(cell: Cell, options: argparse.Namespace) -> dict[str, int]:
 
 def _measure(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
     rounds = _libraries(cell, options)
-    times = _apart({"cell": asdict(cell), "rounds": rounds})
+    request: dict[str, Any] = {"cell": asdict(cell), "isa": options.isa}
+    times = _apart({**request, "rounds": rounds})
     row: dict[str, Any] = {"cell": cell, "memory": {}}
     row["seconds"] = {library: statistics.median(t) for library, t in times.items()}
     for library in rounds if cell.qL > 1 else ():
-        row["memory"][library] = _apart({"cell": asdict(cell), "library": library})
+        row["memory"][library] = _apart({**request, "library": library})
     return row
 
 
 def _in_this_process(request: dict[str, Any]) -> dict[str, Any]:
     cell = Cell(**request["cell"])
+    if request["isa"]:
+        hold_to(request["isa"])
     if "library" in request:
         return memory(cell, request["library"])
     return dict(seconds(cell, request["rounds"]))
@@ -172,7 +181,8 @@ def _summary(rows: list[dict[str, Any]], peak: float | None, isa: str) -> None:
     for title, conditions in (
         ("float32 causal fwd+bwd", {"dtype": "float32", "causal": True, "gradients": True}),
         ("float32 full fwd+bwd", {"dtype": "float32", "causal": False, "gradients": True}),
-        ("bfloat16 fwd+bwd", {"dtype": "bfloat16", "gradients": True}),
+        ("bfloat16 causal fwd+bwd", {"dtype": "bfloat16", "causal": True, "gradients": True}),
+        ("bfloat16 full fwd+bwd", {"dtype": "bfloat16", "causal": False, "gradients": True}),
         ("everything", {}),
     ):
         torch, fast = ratios("torch", **conditions), ratios("mx.fast", **conditions)
@@ -182,12 +192,16 @@ def _summary(rows: list[dict[str, Any]], peak: float | None, isa: str) -> None:
     for row in behind:
         print("    " + _line(row))
     if peak:
-        per_thread = [
-            r["cell"].flops / r["seconds"]["flashrt"] / 1e9 / threads() / peak
+        shares = {
+            r["cell"]: r["cell"].flops / r["seconds"]["flashrt"] / 1e9 / threads() / peak
             for r in rows
             if r["cell"].dtype == "float32" and r["cell"].qL > 1
-        ]
-        print(f"  share of the {isa} multiply-add peak per thread, float32: {_mean(per_thread)}")
+        }
+        goal = [share for cell, share in shares.items() if cell.causal and cell.gradients]
+        print(
+            f"  share of the {isa} multiply-add peak per thread, float32: causal fwd+bwd "
+            f"{_mean(goal)}, everything {_mean(list(shares.values()))}"
+        )
 
 
 def _calls() -> None:

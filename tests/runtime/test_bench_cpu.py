@@ -11,6 +11,7 @@ import mlx.core as mx
 import pytest
 
 from tests.bench._cpu_cell import Cell, fma_peak, memory, work
+from tests.runtime import cpu_kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,17 +47,35 @@ def test_the_peak_is_a_rate_of_this_machine() -> None:
     assert 0.1 < baseline < 1000
 
 
-def test_a_small_run() -> None:
-    """Tables, means and the cost of calls, in one go."""
-    done = subprocess.run(
+def small_run(*options: str) -> subprocess.CompletedProcess[str]:
+    """One cell, few rounds."""
+    return subprocess.run(
         [
             *(sys.executable, "-m", "tests.bench", "cpu", "--lengths", "64", "--dims", "32"),
-            *("--rounds", "2", "--dtypes", "float32", "--masks", "causal", "--no-decode"),
+            *("--rounds", "3", "--dtypes", "float32", "--masks", "causal", "--no-decode"),
+            *options,
         ],
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
+
+
+def test_libraries_can_be_held_to_an_instruction_set() -> None:
+    """The heading tells which kernels run; one that is not there is refused by name."""
+    isa = cpu_kernels.isas()[-1]
+    done = small_run("--isa", isa, "--no-calls", "--mlx-limit", "0")
+    assert done.returncode == 0, done.stderr
+    assert f"({isa})" in done.stdout
+    refused = small_run("--isa", "mmx")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("--isa: isa='mmx' is not available here; this CPU runs ")
+    assert isa in refused.stderr
+
+
+def test_a_small_run() -> None:
+    """Tables, means and the cost of calls, in one go."""
+    done = small_run()
     assert done.returncode == 0, done.stderr
     assert re.search(r"float32 +causal +32 +64 fwd\+bwd +[\d.]+ +\d+GF", done.stdout)
     for line in (

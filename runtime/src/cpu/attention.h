@@ -61,4 +61,8 @@ int available_threads();
 /// Name of the instruction set that a call uses when Options::isa is null.
 const char* best_isa();
 
+/// Makes an instruction set what the whole process uses when Options::isa is null; null: again the best this CPU has.
+/// For benchmarks, which compare libraries at one level. Throws like forward().
+void prefer_isa(const char* isa);
+
 }  // namespace flashrt::cpu

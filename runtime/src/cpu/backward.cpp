@@ -47,15 +47,17 @@ struct BackwardMemory {
   int64_t total(int threads) const { return delta + turns + finished + dq_slots + threads * per_thread; }
 };
 
-/// Also sets the number of dQ slots: the heads that `threads` consecutive tasks can touch, and one to move on to.
+/// Heads that run side by side: with one a thread, tasks in flight seldom wait for each other's turn at a dQ.
+int64_t heads_abreast(const BackwardJob& job, int threads) { return std::min<int64_t>(job.geometry.kv_heads, threads); }
+
+/// Also sets the number of dQ slots: one for each head abreast, and one for the first that follows them.
 BackwardMemory memory_of(BackwardJob& job, const MaskGradientJob& mask_job, const Kernels& kernels, int threads) {
   const Problem& p = *job.problem;
   BackwardMemory memory;
   memory.delta = round_to_line(p.B * p.H * p.qL * 4);
   memory.turns = round_to_line(job.geometry.kv_heads * job.geometry.row_blocks * 4);
   memory.finished = round_to_line(job.geometry.kv_heads * 4);
-  job.slot_count =
-      static_cast<int32_t>(std::min<int64_t>(job.geometry.kv_heads, threads / std::max(1, job.super_blocks) + 2));
+  job.slot_count = static_cast<int32_t>(std::min(job.geometry.kv_heads, heads_abreast(job, threads) + 1));
   job.slot_stride = (p.D + kWidestVector - 1) / kWidestVector * kWidestVector;
   // f32 rows at even distances, in whole vectors, are summed in place.
   const bool in_place = p.dtype == Dtype::float32 && job.geometry.group == 1 && job.slot_stride == p.D;
@@ -106,10 +108,14 @@ void backward(const Problem& problem, const Tensors& tensors, const Options& opt
   parallel_for(g.kv_heads * g.row_blocks, threads,
                [&](int64_t task, int) { kernels.delta(job, task / g.row_blocks, task % g.row_blocks, delta); });
   if (tensors.d_q || tensors.d_k || tensors.d_v) {
-    // Head by head, super-blocks ascending: under a causal mask the longest task comes first.
+    // Super-blocks ascending: under a causal mask the longest task comes first.
+    const int64_t abreast = heads_abreast(job, threads);
     parallel_for(g.kv_heads * job.super_blocks, threads, [&](int64_t task, int thread) {
-      const int64_t kv_head = task / job.super_blocks;
-      kernels.backward(job, kv_head, static_cast<int32_t>(task % job.super_blocks), next + thread * memory.per_thread);
+      const int64_t first_head = task / (abreast * job.super_blocks) * abreast;
+      const int64_t heads = std::min(abreast, g.kv_heads - first_head);
+      const int64_t index = task - first_head * job.super_blocks;
+      const int64_t kv_head = first_head + index % heads;
+      kernels.backward(job, kv_head, static_cast<int32_t>(index / heads), next + thread * memory.per_thread);
       __atomic_fetch_add(job.finished + kv_head, 1, __ATOMIC_RELEASE);
     });
   }

@@ -1,5 +1,6 @@
 #include "dispatch.h"
 
+#include <atomic>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -31,11 +32,16 @@ std::vector<const Kernels*> supported_kernels() {
   return found;
 }
 
+std::atomic<const Kernels*> preferred{nullptr};
+
 }  // namespace
 
 const Kernels& select_kernels(const char* isa) {
   static const std::vector<const Kernels*> supported = supported_kernels();
-  if (isa == nullptr) return *supported.front();
+  if (isa == nullptr) {
+    const Kernels* kernels = preferred;
+    return kernels != nullptr ? *kernels : *supported.front();
+  }
   std::string names;
   for (const Kernels* kernels : supported) {
     if (std::string_view(isa) == kernels->name) return *kernels;
@@ -43,6 +49,8 @@ const Kernels& select_kernels(const char* isa) {
   }
   throw std::invalid_argument("isa='" + std::string(isa) + "' is not available here; this CPU runs " + names);
 }
+
+void prefer_isa(const char* isa) { preferred = isa == nullptr ? nullptr : &select_kernels(isa); }
 
 const char* best_isa() { return select_kernels(nullptr).name; }
 

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "attention.h"
@@ -16,10 +17,22 @@ namespace {
 using Task = std::function<void(int64_t, int)>;
 using Worker = std::thread;
 
+/// Waits a little for what is likely to happen at once, before the thread goes to sleep: waking it takes longer. The
+/// passes of one call follow each other, and threads end them together.
+template <typename Condition>
+void wait_briefly(Condition condition) {
+  constexpr int kYields = 200;  // tens of microseconds
+  for (int i = 0; i < kYields && !condition(); ++i) std::this_thread::yield();
+}
+
 class ThreadPool {
  public:
   explicit ThreadPool(int workers) : owner_(getpid()) {
-    for (int i = 0; i < workers; ++i) Worker([this] { work(); }).detach();
+    try {
+      for (int i = 0; i < workers; ++i) Worker([this] { work(); }).detach();
+    } catch (const std::system_error&) {
+      // The system grants no more threads; the caller and those there are do the work.
+    }
   }
 
   /// False, with nothing done, when another call is running.
@@ -33,11 +46,15 @@ class ThreadPool {
       next_ = 0;
       joined_ = 1;
       limit_ = threads;
+      ++calls_;
     }
     for (int i = 1; i < threads; ++i) wake_.notify_one();
     drain(run, tasks, 0);
     std::unique_lock<std::mutex> lock(state_);
     run_ = nullptr;  // a worker that wakes up late finds nothing to join
+    lock.unlock();
+    wait_briefly([this] { return busy_ == 0; });
+    lock.lock();
     done_.wait(lock, [this] { return busy_ == 0; });
     return true;
   }
@@ -56,11 +73,15 @@ class ThreadPool {
       const Task& run = *run_;
       const int64_t tasks = tasks_;
       const int thread = joined_++;
+      const uint64_t call = calls_;
       ++busy_;
       lock.unlock();
       drain(run, tasks, thread);
       lock.lock();
       if (--busy_ == 0) done_.notify_one();
+      lock.unlock();
+      wait_briefly([&] { return calls_ != call; });
+      lock.lock();
     }
   }
 
@@ -70,7 +91,10 @@ class ThreadPool {
   std::condition_variable wake_, done_;
   const Task* run_ = nullptr;
   int64_t tasks_ = 0;
-  int joined_ = 0, limit_ = 0, busy_ = 0;
+  int joined_ = 0, limit_ = 0;
+  // Changed under the lock as well, and read without it by threads that do not sleep yet.
+  std::atomic<int> busy_{0};
+  std::atomic<uint64_t> calls_{0};
   std::atomic<int64_t> next_{0};
 };
 
