@@ -6,7 +6,11 @@ covering list of every kernel, ``--full`` the whole product as well.
 
 from __future__ import annotations
 
+import os
+import signal
+import tempfile
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -16,6 +20,7 @@ DEPTHS = ("quick", "ci", "full")
 EXAMPLES = {"quick": 150, "ci": 400, "full": 10000}  # of every property
 NEEDED = {"slow": "ci", "exhaustive": "full"}  # marker -> depth at which a test runs
 depth_key = pytest.StashKey[str]()
+lost_key = pytest.StashKey[list[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,6 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Decide how deep to go."""
     config.addinivalue_line("markers", "exhaustive: hours; runs with --full only")
     full, ci = config.getoption("--full"), config.getoption("--ci")
+    config.stash[lost_key] = []
     config.stash[depth_key] = depth = "full" if full else "ci" if ci else "quick"
     hypothesis.settings.register_profile(
         "flashrt",
@@ -39,6 +45,29 @@ def pytest_configure(config: pytest.Config) -> None:
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
     hypothesis.settings.load_profile("flashrt")
+    if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+        _keep_apart(worker)
+
+
+def _keep_apart(worker: str) -> None:
+    """Give a worker its own place for what mx.compile builds.
+
+    On CPUs MLX compiles fused operations into one folder for all processes, and a process loads a
+    library that another one has just begun to write.
+    """
+    tempfile.gettempdir()  # Python's own choice is made once, and stays
+    folder = Path(__file__).parents[1] / ".cache" / "mlx" / worker
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["TMPDIR"] = str(folder)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Find out how a worker ended that nobody told to: killed for memory, or crashed."""
+    if error:
+        status = node.gateway._io.popen.wait(timeout=10)
+        how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+        node.config.stash[lost_key].append(f"{node.gateway.id}: {how}")
 
 
 @pytest.fixture(scope="session")
@@ -82,6 +111,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
                             worst[dtype, output] = (units, max(share, seen[1]), where)
                 elif name == "examples":
                     examples[report.nodeid.rpartition("::")[2]] = value
+    if lost := terminalreporter.config.stash[lost_key]:
+        terminalreporter.section("workers that ended early")
+        for line in lost:
+            terminalreporter.write_line(line)
     if worst:
         terminalreporter.section("worst errors, in units of the output's rounding")
         for (dtype, output), (units, share, where) in sorted(worst.items()):

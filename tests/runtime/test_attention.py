@@ -157,8 +157,7 @@ def test_float64_is_composed() -> None:
 def test_a_truncated_training_batch() -> None:
     """2047 tokens, what a limit of 2048 leaves of a batch that is shifted by one."""
     rng = np.random.default_rng(7)
-    q, d_o = (normal(rng, 1, 2, 2047, 64, dtype="bfloat16") for _ in range(2))
-    k, v = (normal(rng, 1, 1, 2047, 64, dtype="bfloat16") for _ in range(2))
+    q, k, v, d_o = (normal(rng, 1, 1, 2047, 64, dtype="bfloat16") for _ in range(4))
     (o,), got = mx.vjp(lambda *x: flashrt.attention(*x, causal=True), [q, k, v], [d_o])
     arrays = [to_numpy(x) for x in (q, k, v)]
     f = reference.attention(*arrays, causal=True)
