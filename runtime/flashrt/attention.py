@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import mlx.core as mx
 
-from flashrt import _C, _env
+from flashrt import _C, _env, _mlx
 from flashrt._call import Call, check, check_flag, check_impl
 from flashrt._pieces import cut, join, pieces_of, ranges_of
 from flashrt._route import Decision, Device, Route, current_target, decide, metal_architecture
@@ -193,7 +193,7 @@ def run(call: Call, impl: str, *, wants_lse: bool) -> tuple[mx.array, mx.array |
         o, lse = _C.composed(*call.operands(), *call.options(), wants_lse)
         return o, lse.astype(mx.float32) if wants_lse else None
     sinks = call.sinks
-    o = mx.fast.scaled_dot_product_attention(
+    o = _mlx.attention(
         call.q,
         call.k,
         call.v,

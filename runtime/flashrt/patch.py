@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from flashrt import _env
+from flashrt import _env, _mlx
 from flashrt._route import Device, current_target
 from flashrt.compat import scaled_dot_product_attention
 
@@ -18,18 +18,17 @@ _VECTOR_QUERIES = 8
 _NAME = "scaled_dot_product_attention"
 _lock = threading.Lock()
 _depth = 0
-_original = mx.fast.scaled_dot_product_attention
 
 
 def _patched(q: mx.array, k: mx.array, v: mx.array, *args: Any, **kwargs: Any) -> mx.array:
     """Run flashrt for what it takes, mx.fast as it was for the rest, errors included."""
     settings = _env.settings()  # a mistake in the environment is not a reason to step aside
     if _is_decoding(q) and current_target(settings).device is not Device.CPU:
-        return _original(q, k, v, *args, **kwargs)
+        return _mlx.attention(q, k, v, *args, **kwargs)
     try:
         return scaled_dot_product_attention(q, k, v, *args, **kwargs)
     except (TypeError, ValueError):
-        return _original(q, k, v, *args, **kwargs)
+        return _mlx.attention(q, k, v, *args, **kwargs)
 
 
 def _is_decoding(q: mx.array) -> bool:
@@ -71,11 +70,11 @@ def patch_mlx() -> Patch:
     RuntimeError
         Something else has replaced the function while it was patched.
     """
-    global _depth, _original
+    global _depth
     with _lock:
         current = getattr(mx.fast, _NAME)
         if _depth == 0:
-            _original = current
+            _mlx.put_aside = current
             setattr(mx.fast, _NAME, _patched)
         elif current is not _patched:
             raise RuntimeError(_foreign(current))
@@ -99,7 +98,8 @@ def unpatch_mlx() -> None:
             current = getattr(mx.fast, _NAME)
             if current is not _patched:
                 raise RuntimeError(_foreign(current))
-            setattr(mx.fast, _NAME, _original)
+            setattr(mx.fast, _NAME, _mlx.put_aside)
+            _mlx.put_aside = None
         _depth -= 1
 
 

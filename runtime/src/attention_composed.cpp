@@ -25,6 +25,12 @@ mx::array expand_tiles(const mx::array& tiles, int qL, int kL, mx::Stream s) {
   return mx::slice(full, {0, 0, 0, 0}, stop, s);
 }
 
+/// a @ b, and zeros where there are no scores: for an empty result MLX's CPU product copies a strided operand to memory
+/// that it frees before the copy runs, and so do the products of its derivatives.
+mx::array product(const mx::array& a, const mx::array& b, bool has_scores, const mx::Shape& shape, mx::Stream s) {
+  return has_scores ? mx::reshape(mx::matmul(a, b, s), shape, s) : mx::zeros(shape, a.dtype(), s);
+}
+
 class Scores {
  public:
   Scores(const Arrays& in, const Options& options, const Layout& layout, mx::Stream stream)
@@ -106,7 +112,8 @@ Arrays composed_attention(const Arrays& in, const Options& options, const Layout
   auto qf = mx::reshape(mx::astype(q, dtype, s), {B, Hk, H / Hk, qL, D}, s);
   auto kf = mx::expand_dims(mx::astype(in[1], dtype, s), 2, s);
   auto vf = mx::expand_dims(mx::astype(in[2], dtype, s), 2, s);
-  auto raw = mx::reshape(mx::matmul(qf, mx::swapaxes(kf, -1, -2, s), s), {B, H, qL, kL}, s);
+  const bool has_scores = q.size() > 0 && kL > 0;
+  auto raw = product(qf, mx::swapaxes(kf, -1, -2, s), has_scores, {B, H, qL, kL}, s);
 
   Scores scores(in, options, layout, s);
   auto x = scores.logits(raw, dtype);
@@ -133,7 +140,7 @@ Arrays composed_attention(const Arrays& in, const Options& options, const Layout
   l = mx::where(alive, l, full_scalar(1.0, dtype), s);
 
   auto weights = mx::reshape(mx::divide(p, l, s), {B, Hk, H / Hk, qL, kL}, s);
-  auto o = mx::astype(mx::reshape(mx::matmul(weights, vf, s), {B, H, qL, Dv}, s), q.dtype(), s);
+  auto o = mx::astype(product(weights, vf, has_scores, {B, H, qL, Dv}, s), q.dtype(), s);
   auto lse = mx::where(alive, mx::add(shift, mx::log(l, s), s), full_scalar(-kInfinity, dtype), s);
   return {o, mx::squeeze(lse, -1, s)};
 }

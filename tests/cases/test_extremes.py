@@ -51,6 +51,49 @@ def test_A59_nothing_to_compute(B: int, H: int, qL: int, kL: int, impl: str) -> 
     assert not got.dv.any()
 
 
+# Arrays beyond what malloc keeps: memory that is given up is unmapped, and a late write to it ends
+# the process. The product holds the stream back, so that what follows is late.
+STRIDED_BESIDE_NOTHING = """
+import mlx.core as mx
+import flashrt
+
+mx.set_default_device(mx.cpu)
+busy = mx.ones((400, 400))
+long = mx.random.normal((1, 90000, 2, 64)).swapaxes(1, 2)
+none = mx.zeros((1, 2, 0, 64))
+mx.eval(busy, long, none)
+
+def everything(*x):
+    square = lambda *y: (mx.grad(f, (0, 1, 2))(*y)[0] ** 2).sum()
+    return [f(*x), *mx.grad(f, (0, 1, 2))(*x), *mx.grad(square, (0, 1, 2))(*x)]
+
+def f(q, k, v):
+    return flashrt.attention(q, k, v, impl=impl).sum()
+
+for impl in ("reference", "kernel"):
+    for inputs in ((long, none, none), (none, long, long)):
+        mx.async_eval(busy @ busy)
+        found = everything(*inputs)
+        mx.eval(found)
+        assert all(x.size == 0 or mx.abs(x).max().item() == 0 for x in found)
+"""
+
+
+def test_A59_strided_operands_beside_an_empty_one() -> None:
+    """MLX's own product writes to freed memory then, so none may be asked for."""
+    done = subprocess.run(
+        [sys.executable, "-c", STRIDED_BESIDE_NOTHING], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("qL", "kL"), [(0, 4), (4, 0)])
+def test_A59_mlx_is_not_given_empty_sequences(qL: int, kL: int) -> None:
+    q, k, v = map(to_mx, qkv("float32", 1, 2, 2, qL, kL, 16))
+    with pytest.raises(flashrt.UnsupportedError, match="empty sequence"):
+        flashrt.attention(q, k, v, impl="mlx")
+
+
 def test_A59_no_heads() -> None:
     none = mx.zeros((1, 0, 4, 16))
     with pytest.raises((ValueError, TypeError), match="head"):

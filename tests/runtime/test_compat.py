@@ -157,6 +157,23 @@ def test_patched_calls_leave_the_rest_to_mlx(original: Any) -> None:
     assert mx.array_equal(found, expected)
 
 
+def test_the_mlx_route_is_mlx_while_patched(original: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for by argument, by the environment, or under another wrapper: never flashrt again."""
+    rng = np.random.default_rng(6)
+    q, k, v = (normal(rng, 1, 2, 33, 16, dtype="bfloat16") for _ in range(3))
+    expected = original(q, k, v, scale=0.25)
+    gradient = mx.grad(lambda q: original(q, k, v, scale=0.25).sum())(q)
+    assert not mx.array_equal(expected, flashrt.attention(q, k, v, impl="kernel"))
+    with flashrt.patch_mlx():
+        assert mx.array_equal(flashrt.attention(q, k, v, impl="mlx"), expected)
+        monkeypatch.setenv("FLASHRT_IMPL", "mlx")
+        patched = mx.fast.scaled_dot_product_attention
+        assert mx.array_equal(patched(q, k, v, scale=0.25), expected)
+        found = mx.grad(lambda q: patched(q, k, v, scale=0.25).sum())(q)
+        assert mx.array_equal(found, gradient)
+    assert mx.array_equal(flashrt.attention(q, k, v), expected)
+
+
 @pytest.mark.parametrize("queries", [1, 8, 9])
 def test_decoding_on_a_gpu_stays_with_mlx(
     queries: int, original: Any, monkeypatch: pytest.MonkeyPatch
