@@ -204,7 +204,10 @@ def check_number(name: str, value: Any) -> float:
             raise TypeError(f"{name} is an mlx array; expected a number: use {name}.item()")
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise TypeError(f"{name}={value!r} is a {type(value).__name__}; expected a number")
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            value = math.inf
     if not (math.isfinite(value) and abs(value) <= _F32_MAX):
         raise ValueError(f"{name}={value}: supported: finite numbers in the range of float32")
     number: float = value

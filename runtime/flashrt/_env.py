@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 IMPLS = ("auto", "kernel", "mlx", "reference")
 VJP_MODES = ("auto", "fused", "unfused")
+_PREFIX = "FLASHRT_"
 
 
 class Settings(NamedTuple):
@@ -104,13 +105,14 @@ def settings() -> Settings:
     ValueError
         A variable has a value that it does not take, or a ``FLASHRT_`` name does not exist.
     """
-    return _parse(tuple(_C.environment(NAMES)))
+    return _parse(tuple(_C.environment(NAMES, _PREFIX)))
 
 
 @functools.lru_cache(maxsize=16)
 def _parse(texts: tuple[str | None, ...]) -> Settings:
-    _refuse_unknown_names()
-    given = dict(zip(NAMES, texts, strict=True))
+    *values_of_names, present = texts
+    _refuse_unknown_names(present or "")
+    given = dict(zip(NAMES, values_of_names, strict=True))
     values: dict[str, object] = {}
     for variable in _VARIABLES:
         for name in variable.names:
@@ -128,10 +130,10 @@ def _parse(texts: tuple[str | None, ...]) -> Settings:
     return Settings(**values)  # type: ignore[arg-type]  # each parser gives its field's type
 
 
-def _refuse_unknown_names() -> None:
-    unknown = sorted(n for n in os.environ if n.startswith("FLASHRT_") and n not in NAMES)
+def _refuse_unknown_names(present: str) -> None:
+    unknown = sorted(set(present.split()) - set(NAMES))
     if unknown:
-        known = ", ".join(n for n in NAMES if n.startswith("FLASHRT_"))
+        known = ", ".join(n for n in NAMES if n.startswith(_PREFIX))
         raise ValueError(
             f"environment variable {unknown[0]} is not one that flashrt reads ({known}); unset it"
         )

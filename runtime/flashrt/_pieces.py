@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from flashrt._call import Call
 
 DEFAULT_BUDGET_MS = 1000.0
+_RANGE_GRAIN = 32  # rows: ranges are cut between tiles of masks (runtime/src/attention_ranges.cpp)
 
 
 def pieces_of(
@@ -29,20 +30,21 @@ def pieces_of(
     """Into how many parts batches and key heads are cut to stay within the budget."""
     B, _, Hk, *_ = call.shape
     budget = DEFAULT_BUDGET_MS if budget_ms is None else budget_ms
-    wanted = max(1, math.ceil(max(milliseconds.values()) / budget))
+    wanted = max(1, math.ceil(min(max(milliseconds.values()) / budget, max(1, B * Hk))))
     batches = max(1, min(B, wanted))
     return batches, max(1, min(Hk, math.ceil(wanted / batches)))
 
 
 def ranges_of(call: Call, milliseconds: Mapping[str, float], budget_ms: float | None) -> int:
     """Into how many ranges a piece is cut when batches and key heads alone do not do."""
-    B, _, Hk, *_ = call.shape
+    B, _, Hk, qL, kL, *_ = call.shape
     budget = DEFAULT_BUDGET_MS if budget_ms is None else budget_ms
     least = max(B * Hk, 1)
     if max(milliseconds.values()) / least <= budget:
         return 1
     # Cut, the backward takes a primitive of its own for dQ and for dK, dV, and more of each.
-    return max(2, math.ceil(milliseconds["forward"] / least / budget))
+    tiles = max(qL, kL) / _RANGE_GRAIN
+    return max(2, math.ceil(min(milliseconds["forward"] / least / budget, tiles)))
 
 
 def cut(call: Call, batches: int, heads: int) -> list[list[Call]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import mlx.core as mx
 
-from flashrt import _C, _env, _mlx
+from flashrt import _C, _env
 from flashrt._call import Call, check, check_flag, check_impl
 from flashrt._pieces import cut, join, pieces_of, ranges_of
 from flashrt._route import Decision, Device, Route, current_target, decide, metal_architecture
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     StreamOrDevice = mx.Stream | mx.Device | mx.DeviceType | None
 
 _LN2 = 0.6931471805599453
+# As found at import: what stands behind the name later may be flashrt itself.
+mlx_attention = mx.fast.scaled_dot_product_attention
 
 
 @overload
@@ -193,7 +195,7 @@ def run(call: Call, impl: str, *, wants_lse: bool) -> tuple[mx.array, mx.array |
         o, lse = _C.composed(*call.operands(), *call.options(), wants_lse)
         return o, lse.astype(mx.float32) if wants_lse else None
     sinks = call.sinks
-    o = _mlx.attention(
+    o = mlx_attention(
         call.q,
         call.k,
         call.v,
@@ -238,12 +240,15 @@ def in_pieces(
 
 
 _reported: set[tuple[object, ...]] = set()
+_MOST_REPORTED = 1000  # then from the start: lengths may change at every call
 
 
 def _report(call: Call, decision: Decision) -> None:
     """Say once per shape and reason which route runs."""
     key = (call.shape, call.q.dtype, decision)
     if key not in _reported:
+        if len(_reported) == _MOST_REPORTED:
+            _reported.clear()
         _reported.add(key)
         B, H, Hk, qL, kL, D, Dv = call.shape
         print(

@@ -6,11 +6,12 @@ otherwise: nothing is dropped silently.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import mlx.core as mx
 
-from flashrt._call import check_array, check_flag
+from flashrt._call import check_array, check_flag, check_number
 from flashrt._errors import UnsupportedError
 from flashrt.attention import attention
 from flashrt.varlen import attention_varlen
@@ -49,7 +50,7 @@ def flash_attn_func(
         v.swapaxes(1, 2),
         scale=softmax_scale,
         causal=causal,
-        window_size=tuple(window_size),
+        window_size=_window(window_size),
         softcap=softcap,
         alibi_slopes=alibi_slopes,
     )
@@ -92,7 +93,7 @@ def flash_attn_varlen_func(
         cu_seqlens_k,
         scale=softmax_scale,
         causal=causal,
-        window_size=tuple(window_size),
+        window_size=_window(window_size),
         softcap=softcap,
         alibi_slopes=alibi_slopes,
     )
@@ -116,12 +117,23 @@ def scaled_dot_product_attention(
     Unlike there, a row whose keys are all masked gives 0 (not the mean of V, or NaN).
     """
     impl: Impl = "kernel" if check_flag("force_fused", force_fused) else "auto"
+    if isinstance(scale, SupportsFloat):  # as there: a number in whatever wrapping
+        scale = float(scale)
     return attention(q, k, v, scale=scale, mask=mask, sinks=sinks, impl=impl, stream=stream)
+
+
+def _window(window_size: Sequence[int]) -> tuple[int, ...]:
+    """Refuse the single int that :func:`flashrt.attention` takes: it is not flash_attn's."""
+    if not isinstance(window_size, Sequence):
+        raise TypeError(
+            f"window_size={window_size!r} is a {type(window_size).__name__}; expected (left, right)"
+        )
+    return tuple(window_size)
 
 
 def _check_flash_attn(dropout_p: float, deterministic: bool, return_attn_probs: bool) -> None:
     check_flag("deterministic", deterministic)
-    if dropout_p != 0.0:
+    if check_number("dropout_p", dropout_p) != 0.0:
         raise UnsupportedError(
             f"dropout_p={dropout_p!r}: attention dropout is not supported; supported: 0.0"
         )

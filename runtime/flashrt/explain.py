@@ -123,6 +123,11 @@ def explain(
         settings = _env.settings()
         target = current_target(settings)
         if architecture is not None:
+            if not isinstance(architecture, str):
+                raise TypeError(
+                    f"architecture={architecture!r} is a {type(architecture).__name__}; expected "
+                    "a name as Metal gives it, such as 'applegpu_g16s'"
+                )
             target = Target(Device.METAL, gpu_class(architecture, _MACOS))
         elif target.device is Device.METAL:
             architecture = metal_architecture()

@@ -7,28 +7,41 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from flashrt import _env, _mlx
+from flashrt import _env
+from flashrt._errors import UnsupportedError
 from flashrt._route import Device, current_target
+from flashrt.attention import mlx_attention, on
 from flashrt.compat import scaled_dot_product_attention
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from flashrt._env import Settings
+    from flashrt.attention import StreamOrDevice
+
 _VECTOR_QUERIES = 8
 _NAME = "scaled_dot_product_attention"
 _lock = threading.Lock()
 _depth = 0
+_original = mlx_attention
 
 
 def _patched(q: mx.array, k: mx.array, v: mx.array, *args: Any, **kwargs: Any) -> mx.array:
     """Run flashrt for what it takes, mx.fast as it was for the rest, errors included."""
     settings = _env.settings()  # a mistake in the environment is not a reason to step aside
-    if _is_decoding(q) and current_target(settings).device is not Device.CPU:
-        return _mlx.attention(q, k, v, *args, **kwargs)
     try:
+        if _is_decoding(q) and _is_on_gpu(settings, kwargs.get("stream")):
+            return _original(q, k, v, *args, **kwargs)
         return scaled_dot_product_attention(q, k, v, *args, **kwargs)
-    except (TypeError, ValueError):
-        return _mlx.attention(q, k, v, *args, **kwargs)
+    except (TypeError, ValueError) as error:
+        if settings.impl == "kernel" and isinstance(error, UnsupportedError):
+            raise  # asked for by name
+        return _original(q, k, v, *args, **kwargs)
+
+
+def _is_on_gpu(settings: Settings, stream: StreamOrDevice) -> bool:
+    with on(stream):
+        return current_target(settings).device is not Device.CPU
 
 
 def _is_decoding(q: mx.array) -> bool:
@@ -55,9 +68,10 @@ def patch_mlx() -> Patch:
     """Let ``mx.fast.scaled_dot_product_attention`` run flashrt.
 
     Whatever looks the function up in ``mx.fast`` when it calls it, such as the models of mlx-lm,
-    trains and runs with flashrt from here on. Calls that flashrt does not support go to MLX, and on
-    a GPU those of 8 queries or fewer, for which MLX has kernels made for decoding. A row whose keys
-    are all masked gives 0.
+    trains and runs with flashrt from here on. Calls that flashrt does not support go to MLX (unless
+    FLASHRT_IMPL=kernel asks for its kernels by name), and on a GPU those of 8 queries or fewer, for
+    which MLX has kernels made for decoding. A row whose keys are all masked gives 0, except in
+    calls that go to MLX.
 
     Returns
     -------
@@ -70,11 +84,11 @@ def patch_mlx() -> Patch:
     RuntimeError
         Something else has replaced the function while it was patched.
     """
-    global _depth
+    global _depth, _original
     with _lock:
         current = getattr(mx.fast, _NAME)
         if _depth == 0:
-            _mlx.put_aside = current
+            _original = current
             setattr(mx.fast, _NAME, _patched)
         elif current is not _patched:
             raise RuntimeError(_foreign(current))
@@ -98,8 +112,7 @@ def unpatch_mlx() -> None:
             current = getattr(mx.fast, _NAME)
             if current is not _patched:
                 raise RuntimeError(_foreign(current))
-            setattr(mx.fast, _NAME, _mlx.put_aside)
-            _mlx.put_aside = None
+            setattr(mx.fast, _NAME, _original)
         _depth -= 1
 
 

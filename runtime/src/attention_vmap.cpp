@@ -28,9 +28,18 @@ mx::array fold(const mx::array& a, int axis, int N, int B, mx::Stream s) {
   return mx::flatten(mx::broadcast_to(front, full, s), 0, 1, s);
 }
 
+/// Entry n of the mapped axis; zeros of its shape where there is none.
 mx::array entry(const mx::array& a, int axis, int n, mx::Stream s) {
   if (!is_mapped(axis)) return a;
-  return mx::take(a, n, axis, s);
+  if (a.shape(axis) == 0) {
+    auto shape = a.shape();
+    shape.erase(shape.begin() + axis);
+    return mx::zeros(shape, a.dtype(), s);
+  }
+  mx::Shape start(a.ndim(), 0), stop = a.shape();
+  start[axis] = n;
+  stop[axis] = n + 1;
+  return mx::squeeze(mx::slice(a, start, stop, s), axis, s);
 }
 
 }  // namespace
@@ -52,16 +61,21 @@ std::pair<Arrays, std::vector<int>> AttentionBase::vmap(const Arrays& inputs, co
   auto s = stream();
   const int N = mapped_size(inputs, axes);
   Arrays outputs;
-  if (N > 0 && !can_fold(inputs, axes)) {
+  if (!can_fold(inputs, axes)) {
     std::vector<Arrays> parts;
-    for (int n = 0; n < N; n++) {
+    for (int n = 0; n < std::max(N, 1); n++) {  // once for the shapes, if for nothing else
       Arrays one;
       for (size_t i = 0; i < inputs.size(); i++) one.push_back(entry(inputs[i], axes[i], n, s));
       auto out = apply(one);
       parts.resize(out.size());
       for (size_t j = 0; j < out.size(); j++) parts[j].push_back(out[j]);
     }
-    for (auto& part : parts) outputs.push_back(mx::stack(part, 0, s));
+    for (auto& part : parts) {
+      auto all = mx::stack(part, 0, s);
+      auto stop = all.shape();
+      stop[0] = N;
+      outputs.push_back(N == 0 ? mx::slice(all, mx::Shape(all.ndim(), 0), stop, s) : all);
+    }
     return {outputs, std::vector<int>(outputs.size(), 0)};
   }
 

@@ -2,7 +2,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <unistd.h>
+
 #include <cstdlib>
+#include <string_view>
 
 #include "attention.h"
 #include "attention_problem.h"
@@ -42,13 +45,28 @@ void bind_errors() {
   });
 }
 
-/// The process's environment as C sees it: os.environ writes through, and this costs next to nothing per call.
-py::list environment(const std::vector<std::string>& names) {
+/// What Python has in os.environ for these bytes.
+py::object decoded(const std::string& bytes) {
+  auto text = py::reinterpret_steal<py::object>(
+      PyUnicode_DecodeFSDefaultAndSize(bytes.data(), static_cast<Py_ssize_t>(bytes.size())));
+  if (!text) throw py::error_already_set();
+  return text;
+}
+
+/// The process's environment as C sees it: os.environ writes through, and this costs next to nothing per call. Last
+/// come the names with the prefix that are set, each with a line end.
+py::list environment(const std::vector<std::string>& names, const std::string& prefix) {
   py::list values;
   for (const auto& name : names) {
     const char* value = std::getenv(name.c_str());
-    values.append(value == nullptr ? py::object(py::none()) : py::object(py::str(value)));
+    values.append(value == nullptr ? py::object(py::none()) : decoded(value));
   }
+  std::string set;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view line(*entry);
+    if (line.substr(0, prefix.size()) == prefix) set.append(line.substr(0, line.find('='))).append("\n");
+  }
+  values.append(decoded(set));
   return values;
 }
 
@@ -147,7 +165,8 @@ PYBIND11_MODULE(_C, m) {
   flashrt::bind_plan(m);
   m.def("routes", &flashrt::route_rows,
         "Where own kernels are preferred to mx.fast, one dict per row of the registry.");
-  m.def("environment", &flashrt::environment, py::arg("names"), "Values of environment variables, None where unset.");
+  m.def("environment", &flashrt::environment, py::arg("names"), py::arg("prefix"),
+        "Values of environment variables, None where unset; then the names that begin with the prefix, a line each.");
   m.def(
       "prefer_isa", [](std::optional<std::string> isa) { flashrt::cpu::prefer_isa(isa ? isa->c_str() : nullptr); },
       py::arg("isa"), "Instruction set of the CPU kernels in this process; None for the best. For benchmarks.");

@@ -174,6 +174,67 @@ def test_the_mlx_route_is_mlx_while_patched(original: Any, monkeypatch: pytest.M
     assert mx.array_equal(flashrt.attention(q, k, v), expected)
 
 
+def test_the_mlx_route_is_mlx_under_a_patch_of_ones_own(
+    original: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compatible function put in by hand is not MLX either."""
+    q = mx.random.normal((1, 1, 64, 16))
+    expected = original(q, q, q, scale=0.25)
+    monkeypatch.setattr(
+        mx.fast, "scaled_dot_product_attention", compat.scaled_dot_product_attention
+    )
+    assert mx.array_equal(flashrt.attention(q, q, q, impl="mlx"), expected)
+    monkeypatch.setenv("FLASHRT_IMPL", "mlx")
+    assert mx.array_equal(mx.fast.scaled_dot_product_attention(q, q, q, scale=0.25), expected)
+
+
+@pytest.mark.parametrize("scale", [0.5, mx.array(0.5), np.array(0.5), np.float16(0.5), 1, True])
+def test_scales_that_mlx_takes(scale: Any, original: Any) -> None:
+    """Whatever wraps the number, flashrt runs: a hidden row is 0 and not the mean of V."""
+    q = mx.random.normal((1, 1, 4, 8))
+    hidden = mx.zeros((4, 4), dtype=mx.bool_)
+    with flashrt.patch_mlx():
+        o = mx.fast.scaled_dot_product_attention(q, q, q, scale=scale, mask=hidden)
+        plain = mx.fast.scaled_dot_product_attention(q, q, q, scale=scale)
+    assert not o.any().item()
+    assert_close(plain, to_numpy(original(q, q, q, scale=float(scale))))
+
+
+def test_kernels_that_are_asked_for_by_name_run_or_raise(
+    original: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLASHRT_IMPL", "kernel")
+    wide = mx.ones((1, 1, 4, 300))
+    with flashrt.patch_mlx(), pytest.raises(flashrt.UnsupportedError, match="300"):
+        mx.fast.scaled_dot_product_attention(wide, wide, wide, scale=1.0)
+
+
+def test_window_and_dropout_of_other_kinds() -> None:
+    """The message names the argument and its value."""
+    q = mx.ones((1, 4, 2, 8))
+    for window in (4, None):
+        with pytest.raises(TypeError, match=f"window_size={window}.*left, right"):
+            compat.flash_attn_func(q, q, q, window_size=window)
+    with pytest.raises(TypeError, match="dropout_p"):
+        compat.flash_attn_func(q, q, q, dropout_p=mx.array([0.0, 1.0]))
+
+
+def test_patched_calls_look_at_their_stream(original: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLX keeps a few queries on a GPU, not those that are sent to the CPU."""
+    cpu = mx.new_stream(mx.cpu)
+
+    def target(settings: object) -> Target:
+        return Target(Device.CPU if mx.default_stream(mx.cpu) == cpu else Device.METAL)
+
+    monkeypatch.setattr(importlib.import_module("flashrt.patch"), "current_target", target)
+    q = mx.ones((1, 2, 4, 8))
+    hidden = mx.zeros((4, 4), dtype=mx.bool_)  # MLX gives the mean of V, flashrt 0
+    with flashrt.patch_mlx():
+        patched = mx.fast.scaled_dot_product_attention
+        assert patched(q, q, q, scale=1.0, mask=hidden).any().item()
+        assert not patched(q, q, q, scale=1.0, mask=hidden, stream=cpu).any().item()
+
+
 @pytest.mark.parametrize("queries", [1, 8, 9])
 def test_decoding_on_a_gpu_stays_with_mlx(
     queries: int, original: Any, monkeypatch: pytest.MonkeyPatch

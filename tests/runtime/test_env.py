@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
@@ -99,6 +100,27 @@ def test_verbose_says_each_route_once(
     said = capfd.readouterr().err.splitlines()
     assert len(said) == 1
     assert said[0].startswith("flashrt: kernel for B=1 H=2 Hk=2 qL=11 kL=11 D=16 Dv=16")
+
+
+def test_unknown_name_while_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found at the next call, whatever was looked up before, and gone with the variable."""
+    route()
+    monkeypatch.setenv("FLASHRT_IMPLL", "kernel")
+    with pytest.raises(ValueError, match="FLASHRT_IMPLL is not one that flashrt reads"):
+        route()
+    monkeypatch.delenv("FLASHRT_IMPLL")
+    route()
+
+
+def test_bytes_that_are_no_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Read as os.environ reads them: a folder may have such a name."""
+    odd = os.fsencode(tmp_path) + b"/\xff"
+    monkeypatch.setenv("FLASHRT_METALLIB_DIR", os.fsdecode(odd))
+    with pytest.raises(ValueError, match="expected an existing directory"):
+        route()
+    os.mkdir(odd)  # noqa: PTH102
+    monkeypatch.setenv("FLASHRT_METALLIB_DIR", os.fsdecode(odd + b"/"))
+    assert _env.settings().metallib_dir == os.fsdecode(odd + b"/")
 
 
 def test_set_while_running() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import flashrt
 from flashrt._call import Call, check
-from flashrt._pieces import cut, pieces_of
+from flashrt._pieces import cut, pieces_of, ranges_of
 from flashrt._work import predicted_ms
 from flashrt.attention import in_pieces
 
@@ -114,3 +114,12 @@ def test_explain_tells_time_and_pieces() -> None:
     assert told["predicted_ms"]["backward"] > told["predicted_ms"]["forward"] > 0
     assert told["pieces"][1] > 1
     assert "pieces" in str(told)
+
+
+@pytest.mark.parametrize("budget", [5e-324, 1e-12, 1e-6, 1e-3])
+def test_no_budget_asks_for_more_than_can_be_cut(budget: float) -> None:
+    """Tiny budgets are taken: one head a piece, one tile of 32 rows or keys a range."""
+    call = checked(normal(1, 2, 256, 16), normal(1, 2, 300, 16), normal(1, 2, 300, 16))
+    milliseconds = {"forward": 1.0, "backward": 3.0}
+    assert pieces_of(call, milliseconds, budget) == (1, 2)
+    assert ranges_of(call, milliseconds, budget) == 10

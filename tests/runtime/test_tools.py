@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 import flashrt
@@ -42,6 +43,27 @@ def test_doctor_names_what_is_wrong() -> None:
     assert "problem: environment variable FLASHRT_VERBOSE='loud'" in done.stdout
 
 
+@pytest.mark.parametrize("broken", ["q", "k", "v"])
+def test_doctor_sees_gradients_that_are_not_numbers(
+    broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NaN loses every comparison, so a plain maximum would drop it."""
+    from flashrt import doctor
+
+    real = flashrt.attention
+
+    def attention(*qkv: mx.array, impl: str, causal: bool) -> mx.array:
+        o = real(*qkv, impl=impl, causal=causal)
+        at_zero = qkv["qkv".index(broken)] * 0
+        return o + mx.sqrt(mx.abs(at_zero)).sum() if impl == "auto" else o
+
+    monkeypatch.setattr(flashrt, "attention", attention)
+    problems: list[str] = []
+    doctor._check(problems)
+    assert len(problems) == 1
+    assert "differ from the reference" in problems[0]
+
+
 def test_bench_op_prints_time_and_memory() -> None:
     """A small run, from text to table."""
     done = run(
@@ -59,6 +81,7 @@ def test_bench_op_prints_time_and_memory() -> None:
     [
         (["--heads", "3"], "--heads 3 is not a multiple of --kv-heads 2"),
         (["--text", "nowhere.txt"], "nowhere.txt is not a file"),
+        (["--text", os.devnull], "is not a file with something in it"),
         (["--length", "0"], "at least 1"),
     ],
 )

@@ -212,6 +212,28 @@ def test_vmap_over_trained_extras(name: str, batch: int) -> None:
     same([shared(queries)], [mx.stack(one_by_one)])
 
 
+@pytest.mark.parametrize(("N", "qL", "kL"), [(3, 0, 4), (3, 5, 0), (0, 5, 4)])
+def test_vmap_of_nothing(N: int, qL: int, kL: int) -> None:
+    """Empty sequences, and no entries at all, where entries cannot join the batch."""
+    q, k = mx.ones((N, 1, 2, qL, 8)), mx.ones((N, 1, 2, kL, 8))
+    sinks, mask = mx.zeros((N, 2)), mx.zeros((1, 1, 1, kL))
+
+    def gradient(impl: str) -> Callable[..., Any]:
+        def loss(q: mx.array, k: mx.array, s: mx.array, m: mx.array) -> mx.array:
+            return flashrt.attention(q, k, k, sinks=s, mask=m, impl=impl).sum()
+
+        return mx.grad(loss, (0, 2, 3))
+
+    for make in (
+        lambda impl: lambda q, k, s, m: [flashrt.attention(q, k, k, sinks=s, mask=m, impl=impl)],
+        gradient,
+    ):
+        found = mx.vmap(make("kernel"), in_axes=(0, 0, 0, None))(q, k, sinks, mask)
+        expected = mx.vmap(make("reference"), in_axes=(0, 0, 0, None))(q, k, sinks, mask)
+        assert [x.shape for x in found] == [x.shape for x in expected]
+        same(found, expected)
+
+
 def test_trained_extras_under_second_derivatives() -> None:
     """Mask and sinks take part in second derivatives like q, k and v."""
     rng = np.random.default_rng(6)

@@ -78,8 +78,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.heads % options.kv_heads:
         parser.error(f"--heads {options.heads} is not a multiple of --kv-heads {options.kv_heads}")
-    if not options.text.is_file():
-        parser.error(f"--text {options.text} is not a file")
+    if not options.text.is_file() or options.text.stat().st_size == 0:
+        parser.error(f"--text {options.text} is not a file with something in it")
     return options
 
 

@@ -37,6 +37,8 @@ def qkv(
 
     def rotate(y: mx.array) -> mx.array:
         even = dim - dim % 2
+        if even == 0:
+            return y
         turned: mx.array = mx.fast.rope(
             y, even, traditional=False, base=10000.0, scale=1.0, offset=0
         )
