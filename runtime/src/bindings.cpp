@@ -2,10 +2,14 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <unistd.h>
-
 #include <cstdlib>
 #include <string_view>
+
+#if defined(__APPLE__)
+#include <crt_externs.h>  // a dylib has no `environ` there
+#else
+#include <unistd.h>
+#endif
 
 #include "attention.h"
 #include "attention_problem.h"
@@ -45,6 +49,14 @@ void bind_errors() {
   });
 }
 
+char** all_variables() {
+#if defined(__APPLE__)
+  return *_NSGetEnviron();
+#else
+  return environ;
+#endif
+}
+
 /// What Python has in os.environ for these bytes.
 py::object decoded(const std::string& bytes) {
   auto text = py::reinterpret_steal<py::object>(
@@ -62,7 +74,7 @@ py::list environment(const std::vector<std::string>& names, const std::string& p
     values.append(value == nullptr ? py::object(py::none()) : decoded(value));
   }
   std::string set;
-  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+  for (char** entry = all_variables(); entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view line(*entry);
     if (line.substr(0, prefix.size()) == prefix) set.append(line.substr(0, line.find('='))).append("\n");
   }
