@@ -219,3 +219,16 @@ def test_a_scale_of_zero_and_below() -> None:
     assert mx.allclose(
         flashrt.attention(q, k, v, scale=-0.5), flashrt.attention(-q, k, v, scale=0.5), atol=1e-6
     )
+
+
+@pytest.mark.parametrize("name", ["scale", "softcap"])
+def test_integers_beyond_any_float(name: str) -> None:
+    q = mx.ones((1, 1, 4, 8))
+    with pytest.raises(ValueError, match=f"{name}=inf: supported: finite numbers"):
+        flashrt.attention(q, q, q, **{name: 10**400})
+
+
+def test_an_architecture_is_a_name() -> None:
+    q = mx.ones((1, 1, 4, 8))
+    with pytest.raises(TypeError, match="architecture=5 is a int; expected"):
+        flashrt.explain(q, q, q, architecture=5)

@@ -64,11 +64,12 @@ def test_doctor_sees_gradients_that_are_not_numbers(
     assert "differ from the reference" in problems[0]
 
 
-def test_bench_op_prints_time_and_memory() -> None:
-    """A small run, from text to table."""
+@pytest.mark.parametrize("dim", ["32", "1"])
+def test_bench_op_prints_time_and_memory(dim: str) -> None:
+    """A small run, from text to table; one column has no pair to rotate."""
     done = run(
         *("-m", "flashrt.bench", "op", "--length", "96", "--rounds", "1"),
-        *("--text", str(ROOT / "pyproject.toml"), "--head-dim", "32"),
+        *("--text", str(ROOT / "pyproject.toml"), "--head-dim", dim),
     )
     assert done.returncode == 0, done.stderr
     assert "text pyproject.toml" in done.stdout
